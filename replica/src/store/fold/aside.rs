@@ -14,8 +14,9 @@ use std::sync::atomic::Ordering;
 
 use super::super::data::Store;
 use super::super::layer::LayerNo;
+use super::FoldPlan;
+use super::running::Fold;
 use super::stage::Stage;
-use super::{Fold, FoldPlan};
 
 impl Fold {
     /// An image of this layer has to wait until the fold stands aside.
@@ -66,5 +67,11 @@ impl Fold {
         }
         self.stage = self.stage.broken_off(end);
         Ok(())
+    }
+
+    /// It ends for this reason, at the next step at which it can.
+    pub(super) fn broken_off(&mut self, why: &str, store: &mut Store) -> io::Result<()> {
+        self.error.get_or_insert_with(|| why.to_owned());
+        self.set_back(store, Stage::Ended)
     }
 }

@@ -21,8 +21,9 @@ use super::super::layer::LayerNo;
 use super::super::load::{blocks, bytes};
 use super::super::ranges::RangeSet;
 use super::Direction;
-use super::stage::{Held, Stage};
-use super::steps::{Fold, LOOK, Step};
+use super::moves::LOOK;
+use super::running::{Drain, Fold};
+use super::stage::{Held, Stage, Step};
 use super::work::Found;
 
 /// How much less than the other way this way has to move at least: what clients write meanwhile is moved again, and at the
@@ -38,15 +39,6 @@ const LAST_MOST: u64 = 4 << 20;
 /// Times that the head is gone through. Each takes what was written during the one before, so if that is not few after so many,
 /// clients are faster.
 const TIMES: u32 = 12;
-
-/// A head on its way into the parent.
-#[derive(Debug, Default)]
-pub(super) struct Drain {
-    /// Times that it was gone through.
-    times: u32,
-    /// The names have changed.
-    finished: bool,
-}
 
 impl Fold {
     /// Writes wait for a moment first: no hole may be on its way that was planned before zeroes became marks.

@@ -8,7 +8,9 @@
 //! ([`names`]) needs a record to be finished by. Zero marks of the layer that goes become marks of the one that stays.
 //!
 //! - [`names`]: what the worker's half ([`super::Directory`]) does: the record, the change of names, recovery.
-//! - [`steps`]: the ring's half, a machine that says what is to be done next ([`Fold::next`]).
+//! - [`running`]: the ring's half, a machine ([`Fold`]) that goes through its [`stage`]s.
+//! - [`steps`]: how it says what is to be done next ([`Fold::next`]).
+//! - [`moves`]: how what was found is moved.
 //! - [`aside`]: how it gives way to layer images.
 //! - [`drain`]: what is different where a small head goes into the parent.
 //! - [`account`]: what comes of it in the store.
@@ -23,7 +25,9 @@ mod account;
 mod aside;
 mod drain;
 mod files;
+mod moves;
 mod names;
+mod running;
 mod stage;
 mod steps;
 mod work;
@@ -34,5 +38,6 @@ pub use files::{FoldFilesError, fold_files};
 pub(super) use files::{Layer, open as open_by_hand};
 pub use names::{FoldPlan, Folded};
 pub(super) use names::{is_left, recover};
-pub use steps::{Fold, Step};
+pub use running::Fold;
+pub use stage::Step;
 pub use work::Work;
