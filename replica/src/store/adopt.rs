@@ -18,11 +18,13 @@ use super::directory::Directory;
 use super::disk;
 use super::error::{Damage, OpenError, damaged, failed};
 use super::fs::Fs;
+use super::gather::{Files, new_intent, open_backing};
 use super::id::{Id, LAYER_ATTRIBUTE, VOLUME_ATTRIBUTE};
 use super::known::Known;
 use super::load;
+use super::locks::Locked;
 use super::meta::{LayerMeta, VOLUME_META, meta_name};
-use super::open::{Files, Locked, Opening, new_intent};
+use super::open::Opening;
 use super::record::{ChainRecord, Closed, EpochRecord, FoldRecord, Identity, Rebuild, Record, Records};
 use super::tree::{self, LayerFile, Tree};
 use super::zero;
@@ -32,7 +34,7 @@ impl Opening {
     pub(super) fn import(self, locked: Locked) -> Result<(Directory, Store), OpenError> {
         let mut tree = tree::load(&self.path)?;
         check(&self.path, &tree)?;
-        super::open::open_backing(&self.path, &tree.volume, self.deadline)?;
+        open_backing(&self.path, &tree.volume, self.deadline)?;
         let engine = self.path.join(ENGINE);
         let new = !engine.is_dir();
         if new {

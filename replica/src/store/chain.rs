@@ -14,20 +14,19 @@ use std::sync::Arc;
 use lh_block::{BLOCK, Instance, SNAPSHOTS_MAX, check_name};
 use lh_wire::ChainOp;
 
-use super::directory::{DirLayer, Directory, NewHead, info};
+use super::directory::{DirLayer, Directory, NewHead, NextHead};
 use super::disk;
 use super::error::ChainError;
 use super::fs::found_at;
 use super::id::{Id, LAYER_ATTRIBUTE};
 use super::load::Parts;
+use super::locks::Locked;
 use super::meta::{LayerMeta, META_MAX, VolumeMeta, heads_after, meta_name, snapshot_file};
-use super::open::Locked;
 use super::record::{ChainRecord, Prepared, Switch};
 use super::room::{self, is_full};
 use super::switch::{
     NEXT_HEAD, NEXT_HEAD_INFO, NEXT_SNAPSHOT, NEXT_VOLUME, Turn, drop_old_head, remove_next, switch_heads,
 };
-use super::zero::ZeroMap;
 
 /// Label of the snapshot that an expansion takes (longhorn-engine `pkg/replica`): the new size in bytes.
 const EXPANSION_LABEL: &str = "replica-expansion";
@@ -37,13 +36,6 @@ const EXPANSION_LABEL: &str = "replica-expansion";
 pub(super) const CHAIN_MAX: usize = 640 << 10;
 
 const _: () = assert!(CHAIN_MAX + 2 * 4096 * 45 + (64 << 10) <= lh_wire::MAX_PAYLOAD as usize);
-
-/// The head of a prepared operation, open.
-#[derive(Debug)]
-pub(super) struct NextHead {
-    file: Arc<File>,
-    zero: ZeroMap,
-}
 
 /// What a commit has changed, for the [`super::Store`].
 #[derive(Debug)]
@@ -205,7 +197,7 @@ impl Directory {
             return Err(ChainError::LabelsTooLong(name.to_owned()));
         }
         let mut chain = self.state().chain;
-        chain.push(info(name, meta, 0, 0));
+        chain.push(meta.info(name, 0, 0));
         let bytes = serde_json::to_vec(&chain).map_or(usize::MAX, |json| json.len());
         if bytes > CHAIN_MAX {
             return Err(ChainError::ChainTooLong { snapshot: name.to_owned(), bytes });

@@ -9,15 +9,27 @@ use lh_block::BLOCK;
 
 use super::ENGINE;
 use super::data::Store;
-use super::directory::{CreateOptions, Directory, OpenOptions, stat_of};
+use super::directory::{CreateOptions, Directory, OpenOptions};
 use super::disk;
 use super::error::{OpenError, failed};
 use super::fs::{Fs, NEW};
+use super::gather::{new_intent, open_backing};
 use super::id::{Id, LAYER_ATTRIBUTE, VOLUME_ATTRIBUTE};
+use super::locks::lock_directory;
 use super::meta::{LayerMeta, VOLUME_META, VolumeMeta, heads_after, meta_name, now};
-use super::open::{lock_directory, new_intent, open, open_backing};
-use super::record::{ChainRecord, Closed, Creating, Identity, Record, Records};
+use super::open::open;
+use super::record::{ChainRecord, Closed, ClosedFile, Creating, Identity, Record, Records};
 use super::zero;
+
+impl Directory {
+    /// Creates a directory (missing or empty before) with one empty head. Nothing is left behind on error.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn create(path: &Path, options: &CreateOptions) -> Result<(Self, Store), OpenError> {
+        create(path, options, Fs::default())
+    }
+}
 
 /// See [`Directory::create`].
 pub(super) fn create(path: &Path, options: &CreateOptions, fs: Fs) -> Result<(Directory, Store), OpenError> {
@@ -131,7 +143,7 @@ fn fill_with(path: &Path, volume: &VolumeMeta, direct: bool, fs: &Fs) -> io::Res
     fs.write(&path.join(VOLUME_META), &volume.encode(), Some((VOLUME_ATTRIBUTE, &id.to_string())))?;
     fs.sync_directory(path)?;
     // Nobody has written into it: that is what a clean close says.
-    let files = vec![stat_of(&volume.head, &head.metadata()?)];
+    let files = vec![ClosedFile::of(&volume.head, &head.metadata()?)];
     records.store(fs, &Closed { volume: id, files })?;
     records.remove::<Creating>(fs)?;
     // The directory's own name.

@@ -1,9 +1,5 @@
 //! The worker's half: everything that creates, renames and syncs files. All calls block.
 //!
-//! Whose a directory is: volume.meta carries a random id of ours as an extended attribute, and our records name the same
-//! id. Longhorn replaces volume.meta at every open, so that our records become void; so does a layer that differs from
-//! what a clean close recorded. A directory without valid records is an import.
-//!
 //! Each change is durable when its call returns, but for [`Directory::commit`]. After an error of the disk (`io::Error`,
 //! [`super::ChainError::Io`]) the replica has failed: nobody knows what the directory holds.
 
@@ -19,19 +15,18 @@ use lh_block::{Epoch, Generation, Instance};
 use lh_wire::{LayerInfo, ReplicaState};
 
 use super::ENGINE;
-use super::chain::NextHead;
-use super::data::{Closing, Store};
+use super::data::Closing;
 use super::disk::{self, Alignment};
-use super::error::OpenError;
 use super::fs::Fs;
 use super::id::{Id, LAYER_ATTRIBUTE, VOLUME_ATTRIBUTE};
 use super::known::Known;
 use super::load;
-use super::meta::{LayerMeta, VOLUME_META, VolumeMeta, snapshot_name};
+use super::meta::{LayerMeta, VOLUME_META, VolumeMeta};
 use super::record::{
     ChainRecord, Closed, ClosedFile, EpochRecord, Fence, FoldRecord, Identity, Power, Rebuild, Records,
     Switch, Whole,
 };
+use super::room::is_full;
 use super::zero::{self, ZeroMap};
 
 /// How to open a directory.
@@ -52,7 +47,14 @@ pub struct CreateOptions {
     pub lock_wait: Duration,
 }
 
-/// The new head that a commit made, for [`Store::switch_head`].
+/// The head of a prepared operation, open.
+#[derive(Debug)]
+pub(super) struct NextHead {
+    pub(super) file: Arc<File>,
+    pub(super) zero: ZeroMap,
+}
+
+/// The new head that a commit made, for [`super::Store::switch_head`].
 #[derive(Debug)]
 pub struct NewHead {
     /// Name of the snapshot that the former head became.
@@ -63,7 +65,7 @@ pub struct NewHead {
     pub(super) zero: ZeroMap,
 }
 
-/// A layer's new zero map, for [`Store::attach_zero_map`].
+/// A layer's new zero map, for [`super::Store::attach_zero_map`].
 #[derive(Debug)]
 pub struct NewZeroMap {
     /// Name of the layer.
@@ -122,22 +124,6 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Creates a directory (missing or empty before) with one empty head. Nothing is left behind on error.
-    ///
-    /// # Errors
-    /// [`OpenError`].
-    pub fn create(path: &Path, options: &CreateOptions) -> Result<(Self, Store), OpenError> {
-        super::create::create(path, options, Fs::default())
-    }
-
-    /// Opens a directory for writing: waits for its locks, finishes what a crash interrupted, takes an import over.
-    ///
-    /// # Errors
-    /// [`OpenError`].
-    pub fn open(path: &Path, options: &OpenOptions) -> Result<(Self, Store), OpenError> {
-        super::open::open(path, options, Fs::default())
-    }
-
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
@@ -157,7 +143,7 @@ impl Directory {
     }
 
     /// What the replica knows of itself. The ring thread's part is left empty: `in_doubt`, `lived`, `intent` and
-    /// `intent_chunk`; and `clean` is true only if it has taken no write since ([`Store::touched`]).
+    /// `intent_chunk`; and `clean` is true only if it has taken no write since ([`super::Store::touched`]).
     ///
     /// The chain has every layer, of other branches, too: parents before children, the head last.
     pub fn state(&self) -> ReplicaState {
@@ -296,6 +282,28 @@ impl Directory {
         Ok(Some(NewZeroMap { layer: layer.to_owned(), zero }))
     }
 
+    /// Notes what the layers' files are by now, if that has changed.
+    pub(super) fn note_layers(&mut self) -> io::Result<()> {
+        let layers = self.layers.iter().map(|layer| (layer.file_name.as_str(), &*layer.file));
+        let known = Known::of(self.identity.volume, layers)?;
+        if self.known.as_ref() == Some(&known) {
+            return Ok(());
+        }
+        match self.records().store(&self.fs, &known) {
+            // Nothing is known rather than something old.
+            Err(e) if is_full(&e) => return self.forget_layers(),
+            done => done?,
+        }
+        self.known = Some(known);
+        Ok(())
+    }
+
+    /// The layers are about to be replaced.
+    pub(super) fn forget_layers(&mut self) -> io::Result<()> {
+        self.known = None;
+        self.records().remove::<Known>(&self.fs)
+    }
+
     /// An empty zero map for a volume of that size; its name is not durable yet.
     pub(super) fn new_zero_map(&self, id: Id, size: u64) -> io::Result<ZeroMap> {
         let path = self.engine().join(zero::file_name(id));
@@ -367,35 +375,9 @@ impl Directory {
 fn layer_info(layer: &DirLayer) -> LayerInfo {
     // A number for people; an open file that cannot be asked for it shows up elsewhere.
     let allocated = layer.file.metadata().map_or(0, |stat| stat.blocks() * 512);
-    info(&layer.name, &layer.meta, layer.length, allocated)
-}
-
-/// What others are told of a layer.
-pub(super) fn info(name: &str, meta: &LayerMeta, length: u64, allocated: u64) -> LayerInfo {
-    LayerInfo {
-        name: name.to_owned(),
-        parent: snapshot_name(&meta.parent).unwrap_or_default().to_owned(),
-        removed: meta.removed,
-        user_created: meta.user_created,
-        created: meta.created.clone(),
-        labels: meta.labels.clone(),
-        length,
-        allocated,
-    }
+    layer.meta.info(&layer.name, layer.length, allocated)
 }
 
 fn closed_file(layer: &DirLayer) -> io::Result<ClosedFile> {
-    Ok(stat_of(&layer.file_name, &layer.file.metadata()?))
-}
-
-/// What a clean close records of a file.
-pub(super) fn stat_of(name: &str, stat: &std::fs::Metadata) -> ClosedFile {
-    ClosedFile {
-        name: name.to_owned(),
-        inode: stat.ino(),
-        length: stat.len(),
-        ctime: stat.ctime(),
-        ctime_nsec: stat.ctime_nsec(),
-        mtime: Some((stat.mtime(), stat.mtime_nsec())),
-    }
+    Ok(ClosedFile::of(&layer.file_name, &layer.file.metadata()?))
 }

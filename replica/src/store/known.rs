@@ -15,12 +15,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::directory::Directory;
 use super::disk;
 use super::error::{Damage, OpenError, damaged, failed};
 use super::id::{Id, LAYER_ATTRIBUTE};
 use super::record::{Record, Records};
-use super::room::is_full;
 use super::tree::{LayerFile, Tree};
 
 /// The files of all layers.
@@ -42,6 +40,15 @@ impl Record for Known {
 }
 
 impl Known {
+    /// What the files of these layers, each with its name, are by now.
+    pub(super) fn of<'a>(volume: Id, layers: impl Iterator<Item = (&'a str, &'a File)>) -> io::Result<Self> {
+        let file = |(name, file): (&str, &File)| {
+            let (id, length) = (disk::id(file, LAYER_ATTRIBUTE)?, file.metadata()?.len());
+            Ok(KnownFile { name: name.to_owned(), id, length })
+        };
+        Ok(Self { volume, files: layers.map(file).collect::<io::Result<_>>()? })
+    }
+
     /// Compares with what is there. `open` gives a layer's open file.
     pub(super) fn check(
         directory: &Path,
@@ -82,33 +89,5 @@ impl Known {
             return Err(Damage::LayerShort { file, length, known });
         }
         Ok(())
-    }
-}
-
-impl Directory {
-    /// Notes what the layers' files are by now, if that has changed.
-    pub(super) fn note_layers(&mut self) -> io::Result<()> {
-        let file = |layer: &super::directory::DirLayer| {
-            let (id, length) = (disk::id(&layer.file, LAYER_ATTRIBUTE)?, layer.file.metadata()?.len());
-            Ok(KnownFile { name: layer.file_name.clone(), id, length })
-        };
-        let files = self.layers.iter().map(file).collect::<io::Result<_>>()?;
-        let known = Known { volume: self.identity.volume, files };
-        if self.known.as_ref() == Some(&known) {
-            return Ok(());
-        }
-        match self.records().store(&self.fs, &known) {
-            // Nothing is known rather than something old.
-            Err(e) if is_full(&e) => return self.forget_layers(),
-            done => done?,
-        }
-        self.known = Some(known);
-        Ok(())
-    }
-
-    /// The layers are about to be replaced.
-    pub(super) fn forget_layers(&mut self) -> io::Result<()> {
-        self.known = None;
-        self.records().remove::<Known>(&self.fs)
     }
 }

@@ -9,9 +9,8 @@ use std::path::Path;
 
 use lh_wire::{LayerInfo, ReplicaState};
 
-use super::directory::info;
 use super::error::{NotLasting, OpenError};
-use super::open::{Owner, owner};
+use super::owner::{Owner, owner};
 use super::record::{ChainRecord, Rebuild, Records};
 use super::tree;
 
@@ -50,7 +49,7 @@ pub(super) fn look(path: &Path) -> Result<ReplicaState, OpenError> {
         state.unsettled = if clean { Vec::new() } else { unsettled(top, settled.as_deref(), layer) };
     }
     // What they take on the disk is nobody's question here.
-    state.chain = tree.layers.iter().map(|layer| info(&layer.name, &layer.meta, layer.length, 0)).collect();
+    state.chain = tree.layers.iter().map(|layer| layer.meta.info(&layer.name, layer.length, 0)).collect();
     Ok(state)
 }
 

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use lh_block::{BLOCK, rfc3339};
+use lh_wire::LayerInfo;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -168,6 +169,20 @@ impl LayerMeta {
             .string("Created", &self.created)
             .map("Labels", &self.labels)
             .finish()
+    }
+
+    /// What others are told of the layer.
+    pub(super) fn info(&self, name: &str, length: u64, allocated: u64) -> LayerInfo {
+        LayerInfo {
+            name: name.to_owned(),
+            parent: snapshot_name(&self.parent).unwrap_or_default().to_owned(),
+            removed: self.removed,
+            user_created: self.user_created,
+            created: self.created.clone(),
+            labels: self.labels.clone(),
+            length,
+            allocated,
+        }
     }
 }
 

@@ -12,17 +12,16 @@ use lh_block::Extent;
 use lh_wire::LayerInfo;
 use thiserror::Error;
 
-use super::directory::info;
 use super::disk;
 use super::error::{Damage, NotLasting, OpenError, damaged, failed};
+use super::gather::{Files, load_zero_map, open_backing, zero_maps};
 use super::id::LAYER_ATTRIBUTE;
 use super::index::Index;
 use super::known::Known;
 use super::lasting::{self, lasting};
 use super::load::{self, LayerParts, Unwritten, blocks, bytes};
-use super::open::{
-    Files, Owner, load_zero_map, lock_directory, lock_layers, open_backing, open_layers, owner, zero_maps,
-};
+use super::locks::{lock_directory, lock_layers, open_layers};
+use super::owner::{Owner, owner};
 use super::record::{Creating, Rebuild, Records};
 use super::tree::{self, LayerFile, Tree};
 
@@ -136,7 +135,7 @@ impl SnapshotView {
             // Beside a process, the maps of what it still writes are not to be trusted, nor are they needed.
             let parts = open_layer(path, &files, layer, ours && (alone || below.contains(&place)))?;
             let allocated = parts.file.metadata().map_err(failed("reading", path))?.blocks() * 512;
-            infos.push(info(&layer.name, &layer.meta, layer.length, allocated));
+            infos.push(layer.meta.info(&layer.name, layer.length, allocated));
             layers.push(parts);
         }
         let backing = open_backing(path, &tree.volume, deadline)?;

@@ -11,7 +11,7 @@ use lh_wire::PowerSince;
 use super::directory::Directory;
 use super::error::{OpenError, failed};
 use super::fs::Fs;
-use super::open::lock_directory;
+use super::locks::lock_directory;
 use super::record::{Power, Records, Whole};
 use super::room::is_full;
 

@@ -21,11 +21,12 @@ use super::id::{Id, LAYER_ATTRIBUTE, VOLUME_ATTRIBUTE};
 use super::intent::Intent;
 use super::known::Known;
 use super::load::Parts;
+use super::locks::{Locked, lock_layers};
 use super::meta::{
     LayerMeta, META_MAX, VOLUME_META, VolumeMeta, heads_after, is_head, meta_name, now, snapshot_file,
     snapshot_name,
 };
-use super::open::{Locked, Opening, lock_layers};
+use super::open::Opening;
 use super::record::{ChainRecord, FoldRecord, Identity, Rebuild, Records};
 use super::room::is_full;
 use super::switch;

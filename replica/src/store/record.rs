@@ -3,9 +3,11 @@
 //! A record is a line `longhorn NAME 1 CRC32C` and a line of JSON; the checksum covers name and JSON. A record that does
 //! not fit its checksum is an error of the directory, never a missing record: what it would have said is not known.
 //! Records that are void when the directory was written by another program name the volume's id (see
-//! [`super::Directory`]).
+//! [`super::owner`]).
 
+use std::fs::Metadata;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use lh_block::{Epoch, Generation, Instance};
@@ -189,6 +191,18 @@ pub(super) struct ClosedFile {
 }
 
 impl ClosedFile {
+    /// What a clean close records of a file.
+    pub(super) fn of(name: &str, stat: &Metadata) -> Self {
+        Self {
+            name: name.to_owned(),
+            inode: stat.ino(),
+            length: stat.len(),
+            ctime: stat.ctime(),
+            ctime_nsec: stat.ctime_nsec(),
+            mtime: Some((stat.mtime(), stat.mtime_nsec())),
+        }
+    }
+
     /// True if nobody has written to the file, which is `now` as this says. Whoever writes to it or punches it changes both times;
     /// new owners, permissions, labels and attributes change the ctime alone.
     pub(super) fn is_still(&self, now: &Self) -> bool {

@@ -31,8 +31,10 @@ use super::disk::{self, Look};
 use super::error::{Damage, OpenError, damaged};
 use super::fs::Fs;
 use super::load::{self, blocks, bytes};
+use super::locks::lock_directory;
 use super::meta::{VOLUME_META, VolumeMeta};
-use super::open::{self, Owner, lock_directory, owner};
+use super::open::open;
+use super::owner::{Owner, owner};
 use super::ranges::RangeSet;
 use super::record::{Fence, Identity, Record, Records};
 use super::room::is_full;
@@ -86,7 +88,7 @@ impl Release {
         if let Owner::Other = owner(&Records { directory: path })? {
             return Self::released_before(path, fs);
         }
-        let (directory, store) = open::open(path, &OpenOptions { lock_wait: PASSING }, fs.clone())?;
+        let (directory, store) = open(path, &OpenOptions { lock_wait: PASSING }, fs.clone())?;
         let state = directory.state();
         if state.rebuilding {
             return Err(ReleaseError::Rebuilding(path.to_owned()));

@@ -8,7 +8,8 @@ use lh_block::{Epoch, Generation};
 
 use super::error::{Damage, OpenError, damaged, failed};
 use super::known::Known;
-use super::open::{Owner, lock_directory, owner};
+use super::locks::lock_directory;
+use super::owner::{Owner, owner};
 use super::record::{Creating, EpochRecord, Fence, Rebuild, Records};
 use super::tree;
 

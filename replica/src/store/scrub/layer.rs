@@ -12,10 +12,11 @@ use super::super::ENGINE;
 use super::super::checksum::Version;
 use super::super::disk;
 use super::super::error::{Damage, OpenError, damaged, failed};
+use super::super::gather::Files;
 use super::super::id::{Id, LAYER_ATTRIBUTE};
 use super::super::load::{LayerParts, look_through};
+use super::super::locks::open_layers;
 use super::super::offline::{LOOK, LOOKS, check_usable, find, open_layer};
-use super::super::open::{Files, open_layers};
 use super::super::record::{Creating, Records};
 use super::super::tree;
 
