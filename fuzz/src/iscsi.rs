@@ -13,7 +13,7 @@
 
 use std::io;
 
-use iscsi_frontend::login::{Agreed, Established, Kind, Login, Offer, Progress, SEED};
+use iscsi_frontend::login::{Agreed, Established, Existing, Kind, Login, Offer, Progress, SEED};
 use iscsi_frontend::pdu::{Basic, HEADER, Raw, ScsiCommand, login_status};
 use iscsi_frontend::scsi::command::Cdb;
 use iscsi_frontend::scsi::keep::{SaveError, Store};
@@ -78,14 +78,15 @@ impl<'a> Stream<'a> {
     }
 
     fn login(&mut self, chap: Option<&Chap>, closed: u16) -> Option<Established> {
-        let handle_of = |port: &str| port.starts_with("iqn.2020").then_some(7);
+        let existing = Existing { tsih: 7, cid: 0, agreed: Agreed::new() };
+        let session_of = |port: &str| port.starts_with("iqn.2020").then_some(existing);
         let offer = Offer {
             target: "iqn.2014-09.io.longhorn:demo",
             chap,
             first_burst: 65536,
             window: 32,
             tsih: 3,
-            handle_of: &handle_of,
+            session_of: &session_of,
             closed,
         };
         let mut login = Login::new([5; SEED]);
@@ -187,10 +188,12 @@ fn serve(stream: &mut Stream<'_>, established: &Established, unit: &mut Unit) {
                     assert_eq!(established.kind, Kind::Normal, "a command in a discovery session");
                     unit.command(command, data);
                 }
-                if !matches!(taken, Taken::DataOut(_)) {
-                    session.answered(immediate);
-                    session.next_stat_sn();
+                match taken {
+                    Taken::DataOut(_) => {}
+                    Taken::Task(_) => session.function_answered(immediate),
+                    _ => session.answered(immediate),
                 }
+                session.next_stat_sn();
             }
             Verdict::Ignore => assert_eq!(session.numbers(), before, "an ignored PDU was counted"),
             Verdict::Reject(reason) => assert_ne!(reason, 0),
@@ -213,6 +216,7 @@ pub fn run(input: &[u8]) {
             initiator: "iqn.2020-01.test:i".into(),
             isid: [0; 6],
             tsih: 0,
+            cid: 0,
             kind: Kind::Normal,
             agreed: Agreed::new(),
             cmd_sn: 1,

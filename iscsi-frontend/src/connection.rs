@@ -43,6 +43,17 @@ pub(crate) enum Text {
     GoesOn,
 }
 
+/// Text that has begun.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    /// The tag of its request.
+    pub(crate) itt: u32,
+    /// What has come of a pair that is not whole yet.
+    pub(crate) rest: Vec<u8>,
+    /// What holds once it has ended.
+    pub(crate) agreed: Agreed,
+}
+
 /// Why a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Why {
@@ -58,6 +69,8 @@ pub(crate) enum Why {
     Silent,
     #[error("the same initiator port has logged in again")]
     Reinstated,
+    #[error("its session goes on with another connection")]
+    Replaced,
     #[error("the target was reset")]
     Reset,
     #[error("the target is being stopped")]
@@ -127,8 +140,8 @@ pub(crate) struct Connection {
     pub(crate) seen: u64,
     /// Tags of its commands, by initiator task tag.
     pub(crate) tasks: Vec<(u32, u64)>,
-    /// Text that goes on in the next PDU: the tag of its request, and what has come of a pair that is not whole yet.
-    pub(crate) text: Option<(u32, Vec<u8>)>,
+    /// Text that goes on in the next PDU.
+    pub(crate) text: Option<Begun>,
     /// Bytes of the budget for read data that waits to be sent.
     pub(crate) owed: usize,
     /// All bytes of the budget, those of its commands included.
@@ -411,7 +424,7 @@ impl Connection {
 
     /// Answers task management.
     pub(crate) fn function_done(&mut self, itt: u32, immediate: bool, response: u8) {
-        self.session.answered(immediate);
+        self.session.function_answered(immediate);
         self.answer(opcode::TASK_RESPONSE, itt, response);
     }
 

@@ -58,10 +58,21 @@ pub struct Offer<'a> {
     pub window: u32,
     /// The handle for a new session.
     pub tsih: u16,
-    /// The handle of the session that an initiator port has, if it has one.
-    pub handle_of: &'a dyn Fn(&str) -> Option<u16>,
+    /// The session that an initiator port has, if it has one.
+    pub session_of: &'a dyn Fn(&str) -> Option<Existing>,
     /// Status with which everybody is refused at the moment, 0 for none.
     pub closed: u16,
+}
+
+/// A session that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Existing {
+    /// Its handle.
+    pub tsih: u16,
+    /// The number of its connection, which is its only one.
+    pub cid: u16,
+    /// What was agreed on.
+    pub agreed: Agreed,
 }
 
 /// A login that has come to its end.
@@ -73,6 +84,8 @@ pub struct Established {
     pub isid: [u8; 6],
     /// The handle that was asked for; 0 for a new session.
     pub tsih: u16,
+    /// The initiator's number of the connection.
+    pub cid: u16,
     /// Kind of session.
     pub kind: Kind,
     /// What was agreed on.
@@ -84,7 +97,7 @@ pub struct Established {
 }
 
 impl Established {
-    /// Name of the initiator port (RFC 7143, 3.4.2): who it is to the SCSI layer.
+    /// Name of the initiator port (RFC 7143, 4.4.2): who it is to the SCSI layer.
     pub fn port(&self) -> String {
         let mut port = format!("{},i,", self.initiator);
         port.push_str(&hex(&self.isid));
@@ -101,7 +114,7 @@ pub enum Progress {
     Established(Box<Established>),
     /// The response says why; then the connection is to be closed.
     Refused(u16),
-    /// Not a login request: the connection is to be closed without a word.
+    /// Not a login request, and none has come before: the connection is to be closed without a word.
     Broken,
 }
 
@@ -179,7 +192,9 @@ impl Login {
     pub fn apply(&mut self, raw: &Raw, data: &[u8], offer: &Offer<'_>, out: &mut Vec<u8>) -> Progress {
         let request: LoginRequest = zerocopy::transmute!(*raw);
         if Basic::of(raw).code() != opcode::LOGIN_REQUEST {
-            return Progress::Broken;
+            // Before the login has begun there is nobody to be told (6.3).
+            let Some(first) = self.first else { return Progress::Broken };
+            return self.refused(&first, login_status::INVALID_DURING_LOGIN, out);
         }
         if self.first.is_none() {
             self.stat_sn = request.exp_stat_sn.get();
@@ -195,17 +210,19 @@ impl Login {
                     Progress::More
                 }
             }
-            Err(Refused(status)) => {
-                let response = LoginResponse {
-                    flags: 0,
-                    status: status.into(),
-                    tsih: request.tsih,
-                    ..self.response(&request, 1)
-                };
-                out.extend_from_slice(response.as_bytes());
-                Progress::Refused(status)
-            }
+            Err(Refused(status)) => self.refused(&request, status, out),
         }
+    }
+
+    fn refused(&self, request: &LoginRequest, status: u16, out: &mut Vec<u8>) -> Progress {
+        let response = LoginResponse {
+            flags: 0,
+            status: status.into(),
+            tsih: request.tsih,
+            ..self.response(request, 1)
+        };
+        out.extend_from_slice(response.as_bytes());
+        Progress::Refused(status)
     }
 
     fn established(&self, request: &LoginRequest) -> Established {
@@ -213,6 +230,7 @@ impl Login {
             initiator: self.initiator.clone(),
             isid: request.isid,
             tsih: request.tsih.get(),
+            cid: request.cid.get(),
             kind: self.kind,
             agreed: self.agreed.unwrap_or_default(),
             cmd_sn: request.cmd_sn.get(),
@@ -252,6 +270,10 @@ impl Login {
             self.secure(&pairs, offer, out)?;
         }
         self.negotiate(&pairs, offer, out)?;
+        if out.len() > TEXT_MAX {
+            // Longer than what an initiator takes during a login (13.12).
+            return refuse(login_status::OUT_OF_RESOURCES);
+        }
         let proven = match &self.stage {
             Stage::Security(proof) => {
                 *proof == Proof::Done || (*proof == Proof::Open && offer.chap.is_none())
@@ -259,6 +281,10 @@ impl Login {
             _ => true,
         };
         let Some(next) = next.filter(|_| proven) else { return Ok(None) };
+        if next == FULL_FEATURE {
+            // Others may have logged in since the first request.
+            self.place(request, offer)?;
+        }
         self.stage = Stage::Operational;
         Ok(Some(next))
     }
@@ -274,7 +300,8 @@ impl Login {
             == (first.isid, first.tsih, first.itt, first.cid);
         let (current, next) = (request.flags >> 2 & 3, request.flags & 3);
         let in_stage = match self.stage {
-            Stage::Start => current <= OPERATIONAL,
+            // A first text that comes in pieces is of one stage.
+            Stage::Start => current <= OPERATIONAL && current == first.flags >> 2 & 3,
             Stage::Security(_) => current == 0,
             Stage::Operational => current == OPERATIONAL,
         };
@@ -316,17 +343,30 @@ impl Login {
             }
         }
         initiator.clone_into(&mut self.initiator);
-        let asks = self.established(request);
-        let handle = (offer.handle_of)(&asks.port());
+        let session = self.place(request, offer)?;
         // Who takes the place of its own session needs no other.
-        let has_place = handle.is_some() && offer.closed == login_status::OUT_OF_RESOURCES;
+        let has_place = session.is_some() && offer.closed == login_status::OUT_OF_RESOURCES;
         if offer.closed != login_status::SUCCESS && !has_place {
             return refuse(offer.closed);
         }
-        if asks.tsih != 0 && handle != Some(asks.tsih) {
-            return refuse(login_status::NO_SESSION);
-        }
+        // What is the session's goes on with it (6.3.6).
+        self.agreed = session.filter(|_| request.tsih.get() != 0).map(|session| session.agreed.of_session());
         Ok(())
+    }
+
+    /// The session in whose place this one comes (6.3.1). A handle is of a session that is there, which goes on with this
+    /// connection instead of its own (6.3.4): there is never another one beside that. Without a handle a new session begins
+    /// in the place of the one that its port has (6.3.5).
+    fn place(&self, request: &LoginRequest, offer: &Offer<'_>) -> Result<Option<Existing>, Refused> {
+        let asks = self.established(request);
+        // What discovers has no port, and nobody takes its place.
+        let session = (self.kind == Kind::Normal).then(|| (offer.session_of)(&asks.port())).flatten();
+        match session.filter(|session| session.tsih == asks.tsih) {
+            _ if asks.tsih == 0 => Ok(session),
+            None => refuse(login_status::NO_SESSION),
+            Some(session) if session.cid != asks.cid => refuse(login_status::TOO_MANY_CONNECTIONS),
+            Some(session) => Ok(Some(session)),
+        }
     }
 
     /// The security stage (12.1).
@@ -415,7 +455,10 @@ impl Login {
         out: &mut Vec<u8>,
     ) -> Result<(), Refused> {
         let mut agreed = self.agreed.unwrap_or_default();
-        for (key, value) in pairs {
+        // A first burst is never longer than a burst (13.14): how long that is, is known before the other is answered.
+        let is_burst = |(key, _): &&(&str, &str)| *key == "MaxBurstLength";
+        let (burst, others) = (pairs.iter().filter(is_burst), pairs.iter().filter(|pair| !is_burst(pair)));
+        for (key, value) in burst.chain(others) {
             match *key {
                 // Of the first request alone; some say who they are in each.
                 "InitiatorName" | "InitiatorAlias" | "TargetName" | "SessionType" => {}
@@ -429,8 +472,6 @@ impl Login {
                 _ => push(out, key, "NotUnderstood"),
             }
         }
-        // A first burst is never longer than a burst (13.14).
-        agreed.first_burst = agreed.first_burst.min(agreed.max_burst);
         self.agreed = Some(agreed);
         if self.stage == Stage::Operational && !self.declared {
             self.declared = true;

@@ -27,10 +27,10 @@ use tracing::{debug, info, warn};
 use crate::budget::Budget;
 use crate::connection::{Connection, Why};
 use crate::handshake::{Handshake, Outcome};
-use crate::login::{Kind, Offer, SEED};
+use crate::login::{Existing, Kind, Offer, SEED};
 use crate::pdu::login_status;
 use crate::scsi::keep::{FileStore, NoStore, Store};
-use crate::scsi::{LogicalUnit, OpenError};
+use crate::scsi::{LogicalUnit, NexusId, OpenError};
 use crate::session::{Phase, Session};
 use crate::target::{Limits, Listener, Target};
 use crate::task::Tasks;
@@ -239,7 +239,10 @@ impl Server {
             first_burst: self.limits.first_burst,
             window: self.limits.window,
             tsih,
-            handle_of: &|name| ports.find(name).filter(|port| port.session.is_some()).map(|port| port.tsih),
+            session_of: &|name| {
+                let port = ports.find(name).filter(|port| port.session.is_some())?;
+                Some(Existing { tsih: port.tsih, cid: port.cid, agreed: port.agreed })
+            },
             closed,
         };
         let Some(handshake) = self.places.handshake(slot) else { return };
@@ -283,12 +286,12 @@ impl Server {
     fn try_begin(&mut self, slot: u16, serial: u32) {
         let Some(handshake) = self.places.handshake(slot) else { return };
         let Some((established, _)) = &handshake.finished else { return };
-        let (kind, name) = (established.kind, established.port());
+        let (kind, name, goes_on) = (established.kind, established.port(), established.tsih != 0);
         if kind == Kind::Normal {
             if let Some((old, _)) = self.ports.session_of(&name) {
-                self.close(old, Why::Reinstated);
+                self.close(old, if goes_on { Why::Replaced } else { Why::Reinstated });
             }
-            if self.ports.find(&name).is_some() {
+            if self.ports.find(&name).is_some_and(|port| port.tasks > 0) {
                 // Asked again when a command has ended.
                 return;
             }
@@ -296,6 +299,9 @@ impl Server {
         if self.ending.is_some() || self.places.served().len() >= self.limits.sessions {
             // Meanwhile it has begun to stop, or others were faster.
             self.places.end(slot);
+            if let Some(nexus) = self.ports.take_kept(&name) {
+                self.unit.detach(nexus);
+            }
             return;
         }
         let Some(handshake) = self.places.handshake(slot) else { return };
@@ -308,10 +314,12 @@ impl Server {
             let tsih = if established.tsih == 0 { self.ports.free_tsih() } else { established.tsih };
             // Since the response was written, others may have logged in.
             response[14..16].copy_from_slice(&tsih.to_be_bytes());
-            let nexus = self.unit.attach(&name);
+            let nexus = self.nexus_of(&name, goes_on);
             let session = Some(((slot, serial), nexus));
-            info!(slot, initiator = name, "session begins");
-            connection.port = Some(self.ports.insert(Port { name, session, tsih, tasks: 0 }));
+            info!(slot, initiator = name, goes_on, "session begins");
+            let (cid, agreed) = (established.cid, established.agreed);
+            let port = Port { name, session, tsih, cid, agreed, kept: None, tasks: 0 };
+            connection.port = Some(self.ports.insert(port));
             self.begun += 1;
             connection.seen = self.begun;
             // What it brings may be the same, and newer.
@@ -320,6 +328,17 @@ impl Server {
         response.chunks(lh_ring::Tx::HEADER_MAX).for_each(|part| connection.tx.push_header(part));
         connection.received_at = self.clock.now();
         self.places.promote(slot, Box::new(connection));
+    }
+
+    /// What the SCSI layer calls a port whose session begins, or `goes_on` with another connection.
+    fn nexus_of(&mut self, name: &str, goes_on: bool) -> NexusId {
+        match self.ports.take_kept(name) {
+            Some(nexus) if goes_on => return nexus,
+            // It was to go on, and its initiator has thought better of it.
+            Some(nexus) => self.unit.detach(nexus),
+            None => {}
+        }
+        self.unit.attach(name)
     }
 
     /// Logins that wait for old commands to end.
@@ -359,12 +378,14 @@ impl Server {
         }
     }
 
-    /// Ends a connection, and with it its session. Its commands end without an answer: those that the device has when it
+    /// Ends a connection, and with it its session, unless that is to go on with another one. Its commands end without an answer: those that the device has when it
     /// is done with them, or has been told that they are not to be begun, the others now.
     fn close(&mut self, slot: u16, why: Why) {
         let company = self.company();
         let Some(Place::Connection(connection)) = self.places.end(slot) else { return };
-        if connection.port.is_some() {
+        if why == Why::Replaced {
+            info!(slot, "connection ended: {why}");
+        } else if connection.port.is_some() {
             info!(slot, "session ended: {why}");
         } else {
             debug!(slot, "discovery ended: {why}");
@@ -378,8 +399,15 @@ impl Server {
         }
         let claimant = connection.claimant;
         self.functions.retain(|function| function.owner != claimant);
-        if let Some(nexus) = connection.port.and_then(|port| self.ports.leave(port)) {
-            self.unit.detach(nexus);
+        let Some(port) = connection.port else { return };
+        if why != Why::Replaced {
+            if let Some(nexus) = self.ports.leave(port) {
+                self.unit.detach(nexus);
+            }
+        } else if let Some(nexus) = self.ports.keep(port)
+            && !connection.tasks.is_empty()
+        {
+            self.unit.cleared(nexus);
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::pdu::{
     Basic, DataOut, LogoutRequest, NO_TAG, Raw, ScsiCommand, TaskRequest, TextRequest, opcode, reject,
 };
 
-/// Immediate requests that may wait for an answer, beside the window: task management needs one or two.
+/// Immediate requests that may wait for an answer, beside the window; and so many task management functions beside those.
 pub(crate) const IMMEDIATE_MAX: u32 = 8;
 
 /// How far a session has come.
@@ -83,6 +83,14 @@ pub enum Verdict {
     Close(Broken),
 }
 
+/// Why a logout is refused (11.15.1). The session goes on as if it had not come.
+mod logout {
+    /// There is no connection of this number.
+    pub(super) const NO_CONNECTION: u8 = 1;
+    /// There is no other connection that could recover this one.
+    pub(super) const RECOVERY_UNSUPPORTED: u8 = 2;
+}
+
 /// Numbers that go into every PDU to the initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbers {
@@ -96,12 +104,15 @@ pub struct Numbers {
 #[derive(Debug)]
 pub struct Session {
     kind: Kind,
+    /// The number of its connection.
+    cid: u16,
     phase: Phase,
     exp_cmd_sn: u32,
     max_cmd_sn: u32,
     stat_sn: u32,
-    /// Immediate requests without an answer.
+    /// Immediate requests without an answer, and immediate task management: each has its own room (4.2.2.1).
     immediate: u32,
+    functions: u32,
 }
 
 impl Session {
@@ -109,11 +120,13 @@ impl Session {
     pub fn new(established: &Established, window: u32) -> Self {
         Self {
             kind: established.kind,
+            cid: established.cid,
             phase: Phase::Open,
             exp_cmd_sn: established.cmd_sn,
             max_cmd_sn: established.cmd_sn.wrapping_add(window).wrapping_sub(1),
             stat_sn: established.stat_sn,
             immediate: 0,
+            functions: 0,
         }
     }
 
@@ -136,10 +149,7 @@ impl Session {
             return Err(Broken::TooLong(header.data_len()));
         }
         let misplaced = match header.code() {
-            opcode::SCSI_COMMAND => self.kind == Kind::Discovery,
-            opcode::DATA_OUT | opcode::TASK_REQUEST | opcode::SNACK => {
-                self.kind == Kind::Discovery || header.ahs != 0
-            }
+            opcode::SCSI_COMMAND => false,
             // A login has no place behind the login; the rest are the target's own operations.
             opcode::LOGIN_REQUEST => true,
             code => header.ahs != 0 || (code & 0x20 != 0),
@@ -157,7 +167,10 @@ impl Session {
             return Verdict::Ignore;
         }
         let request = match header.code() {
-            // Has no number of its own: it belongs to a command.
+            // Has no number of its own: it belongs to a command, of which there is none.
+            opcode::DATA_OUT if self.kind == Kind::Discovery => {
+                return Verdict::Reject(reject::NOT_SUPPORTED);
+            }
             opcode::DATA_OUT => return Verdict::Take(Request::DataOut(zerocopy::transmute!(*raw))),
             opcode::SCSI_COMMAND => Request::Command(zerocopy::transmute!(*raw)),
             opcode::NOP_OUT => Request::Nop(zerocopy::transmute!(*raw)),
@@ -177,10 +190,12 @@ impl Session {
         if header.is_immediate() {
             // The answer to a ping of ours: nobody waits for anything.
             let answer = matches!(request, Request::Nop(_)) && header.itt.get() == NO_TAG;
-            if !answer && self.immediate >= IMMEDIATE_MAX {
+            let is_function = matches!(request, Request::Task(_));
+            let open = if is_function { &mut self.functions } else { &mut self.immediate };
+            if !answer && *open >= IMMEDIATE_MAX {
                 return Verdict::Reject(reject::TOO_MANY_IMMEDIATE);
             }
-            self.immediate += u32::from(!answer);
+            *open += u32::from(!answer);
         } else {
             let ahead = cmd_sn.wrapping_sub(self.exp_cmd_sn);
             let room = self.max_cmd_sn.wrapping_sub(self.exp_cmd_sn);
@@ -194,19 +209,54 @@ impl Session {
                 _ => return Verdict::Ignore,
             }
         }
-        // For recovery (reason 2) of another connection: there is none, and this one goes on.
-        if matches!(request, Request::Logout(logout) if logout.reason & 0x7f <= 1) {
-            self.phase = Phase::LoggedOut;
+        let immediate = header.is_immediate();
+        match &request {
+            // A session for discovery has nothing but text and its end (4.3).
+            Request::Task(_) if self.kind == Kind::Discovery => {
+                self.function_answered(immediate);
+                return Verdict::Reject(reject::NOT_SUPPORTED);
+            }
+            Request::Command(_) if self.kind == Kind::Discovery => {
+                self.answered(immediate);
+                return Verdict::Reject(reject::NOT_SUPPORTED);
+            }
+            // There is no such reason.
+            Request::Logout(logout) if logout.reason & 0x7f > 2 => {
+                self.answered(immediate);
+                return Verdict::Reject(reject::INVALID_FIELD);
+            }
+            Request::Logout(logout) if self.refusal(logout).is_none() => self.phase = Phase::LoggedOut,
+            _ => {}
         }
         Verdict::Take(request)
     }
 
-    /// A request that was taken has its answer, or gets none: there is room for another.
+    /// The response of a logout that is refused: of another connection than this one, or for recovery (11.14, 11.15.1).
+    /// `None` if it ends the session: its connection is its only one, and no number belongs to the session's own logout.
+    pub fn refusal(&self, logout: &LogoutRequest) -> Option<u8> {
+        match logout.reason & 0x7f {
+            0 => None,
+            1 if logout.cid.get() == self.cid => None,
+            1 => Some(logout::NO_CONNECTION),
+            _ => Some(logout::RECOVERY_UNSUPPORTED),
+        }
+    }
+
+    /// A request that was taken has its answer, or gets none: there is room for another. Not for task management.
     pub fn answered(&mut self, immediate: bool) {
         if immediate {
             self.immediate = self.immediate.saturating_sub(1);
         } else {
             self.max_cmd_sn = self.max_cmd_sn.wrapping_add(1);
+        }
+    }
+
+    /// The same for task management.
+    pub fn function_answered(&mut self, immediate: bool) {
+        if immediate {
+            self.functions = self.functions.saturating_sub(1);
+        } else {
+            self.answered(false);
         }
     }
 

@@ -15,14 +15,14 @@ pub(crate) struct Malformed;
 /// The pairs of a text.
 ///
 /// # Errors
-/// [`Malformed`] for a pair without a `=`, with an empty or too long key, or what is not ASCII.
+/// [`Malformed`] for a pair without a `=`, with an empty or too long key or one that is not ASCII, or what is not UTF-8.
 pub(crate) fn pairs(text: &[u8]) -> Result<Vec<(&str, &str)>, Malformed> {
-    let text = std::str::from_utf8(text).ok().filter(|text| text.is_ascii()).ok_or(Malformed)?;
+    let text = std::str::from_utf8(text).map_err(|_| Malformed)?;
     text.split('\0')
         .filter(|pair| !pair.is_empty())
         .map(|pair| {
             let (key, value) = pair.split_once('=').ok_or(Malformed)?;
-            let good = !key.is_empty() && key.len() <= KEY_MAX;
+            let good = !key.is_empty() && key.len() <= KEY_MAX && key.is_ascii();
             if good { Ok((key, value)) } else { Err(Malformed) }
         })
         .collect()
@@ -38,6 +38,10 @@ pub(crate) fn push(out: &mut Vec<u8>, key: &str, value: &str) {
 
 /// A number: decimal, or hexadecimal after `0x` (6.1).
 pub(crate) fn number(value: &str) -> Option<u32> {
+    if !value.bytes().all(|digit| digit.is_ascii_alphanumeric()) {
+        // A sign is none of them.
+        return None;
+    }
     match value.strip_prefix("0x").or_else(|| value.strip_prefix("0X")) {
         Some(hex) => u32::from_str_radix(hex, 16).ok(),
         None => value.parse().ok(),
@@ -108,7 +112,9 @@ mod tests {
     fn pairs_are_split_at_zero_bytes_and_the_first_equals_sign() {
         assert_eq!(pairs(b"A=1\0B=x=y\0C=\0"), Ok(vec![("A", "1"), ("B", "x=y"), ("C", "")]));
         assert_eq!(pairs(b"\0\0"), Ok(vec![]));
-        for bad in [&b"A\0"[..], b"=1\0", b"A=\xff\0"] {
+        // RFC 7143, 13.7: an alias is what its owner calls it.
+        assert_eq!(pairs("InitiatorAlias=Büro\0".as_bytes()), Ok(vec![("InitiatorAlias", "Büro")]));
+        for bad in [&b"A\0"[..], b"=1\0", b"A=\xff\0", "Ä=1\0".as_bytes()] {
             assert_eq!(pairs(bad), Err(Malformed));
         }
         assert_eq!(pairs(format!("{}=1", "k".repeat(64)).as_bytes()), Err(Malformed));
@@ -120,6 +126,7 @@ mod tests {
             (number("262144"), number("0x1F"), number("-1"), number("")),
             (Some(262_144), Some(31), None, None)
         );
+        assert_eq!((number("+1"), number("0x+1"), number("0x")), (None, None, None));
         assert_eq!(binary("0x0aFF", 9), Some(vec![10, 255]));
         assert_eq!(binary("0xabc", 9), Some(vec![0xa, 0xbc]));
         assert_eq!(binary("0bAQIDBA==", 9), Some(vec![1, 2, 3, 4]));

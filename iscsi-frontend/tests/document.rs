@@ -44,7 +44,15 @@ fn operations_and_reasons_are_listed_with_their_numbers() {
     for (name, code) in operations {
         assert!(text.contains(&format!("| {name} | {code:#04x} |")), "{name}");
     }
-    for reason in [reject::SNACK, reject::NOT_SUPPORTED, reject::TASK_IN_PROGRESS, reject::DATA_DIGEST] {
+    for reason in [
+        reject::DATA_DIGEST,
+        reject::SNACK,
+        reject::PROTOCOL_ERROR,
+        reject::NOT_SUPPORTED,
+        reject::TOO_MANY_IMMEDIATE,
+        reject::TASK_IN_PROGRESS,
+        reject::INVALID_FIELD,
+    ] {
         assert!(text.contains(&format!("Reject {reason:#04x}")), "{reason:#x}");
     }
     let statuses = [
@@ -52,9 +60,11 @@ fn operations_and_reasons_are_listed_with_their_numbers() {
         login_status::AUTHENTICATION_FAILURE,
         login_status::NOT_FOUND,
         login_status::UNSUPPORTED_VERSION,
+        login_status::TOO_MANY_CONNECTIONS,
         login_status::MISSING_PARAMETER,
         login_status::SESSION_TYPE,
         login_status::NO_SESSION,
+        login_status::INVALID_DURING_LOGIN,
         login_status::UNAVAILABLE,
         login_status::OUT_OF_RESOURCES,
     ];

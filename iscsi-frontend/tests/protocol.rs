@@ -207,6 +207,106 @@ fn a_port_logs_in_again_when_its_old_commands_have_ended() {
     assert_eq!(again.read(0, 1).data, [7; 512]);
 }
 
+/// RFC 7143, 6.3.1: there is one connection per session (13.2), and what is not there cannot be joined.
+#[test]
+fn a_second_connection_is_refused_and_the_first_goes_on() {
+    let server = Running::start();
+    let mut one = Client::login(&server, 1, PLAIN);
+    one.ready();
+    assert_eq!(Client::join(&server, 1, one.tsih, 1, PLAIN).err(), Some(0x0206));
+    assert_eq!(Client::join(&server, 1, one.tsih + 1, 0, PLAIN).err(), Some(0x020a));
+    // Another port has no such session.
+    assert_eq!(Client::join(&server, 2, one.tsih, 0, PLAIN).err(), Some(0x020a));
+    assert_eq!(one.write(0, &[7; 512], 512).status, 0);
+    assert_eq!(server.load().sessions, 1);
+    // Without a handle a session begins in the place of the one that is there, whatever the connection's number (6.3.5).
+    let mut new = Client::join(&server, 1, 0, 9, PLAIN).unwrap_or_else(|status| panic!("{status:#x}"));
+    assert!(one.is_closed() && new.tsih != one.tsih);
+    new.ready();
+    // That number is the session's now.
+    assert_eq!(Client::join(&server, 1, new.tsih, 0, PLAIN).err(), Some(0x0206));
+    drop(new);
+    server.until("it has gone", |load| load.sessions == 0);
+    assert_eq!(Client::join(&server, 1, one.tsih, 0, PLAIN).err(), Some(0x020a));
+}
+
+/// RFC 7143, 6.3.4 to 6.3.6: its commands end; what was agreed on, its reservation and its attentions stay. A session that takes
+/// the place of another has none of these.
+#[test]
+fn a_session_goes_on_with_another_connection() {
+    let server = Running::start();
+    let mut other = Client::login(&server, 2, PLAIN);
+    other.ready();
+    let mut old = Client::login(&server, 1, "InitialR2T=No\0FirstBurstLength=4096\0");
+    old.ready();
+    let reserve = |client: &mut Client| {
+        client.start(&[0x16, 0, 0, 0, 0, 0], FINAL, 0);
+        assert_eq!(client.answer(b"").status, 0);
+    };
+    let ready = |client: &mut Client| {
+        client.start(&[0; 6], FINAL, 0);
+        client.answer(b"").sense
+    };
+    let (conflict, tsih) = (0x18, old.tsih);
+    reserve(&mut old);
+    hold(&server, Answers::Held);
+    let write_and_wait = |client: &mut Client| {
+        client.start_write(&rw10(0x2a, 0, 1), &[7; 512]);
+        server.until("the write is with the device", |load| load.commands == 1);
+    };
+    write_and_wait(&mut old);
+    std::thread::scope(|threads| {
+        let again = threads.spawn(|| Client::join(&server, 1, tsih, 0, ""));
+        assert!(old.is_closed());
+        server.until("the old connection has gone", |load| load.sessions == 1 && load.connections == 2);
+        assert_eq!(other.read(0, 1).status, conflict);
+        hold(&server, Answers::AtOnce);
+        let mut again = again.join().unwrap().unwrap_or_else(|status| panic!("{status:#x}"));
+        assert_eq!(again.tsih, tsih);
+        // Its command was not answered (11.14.5).
+        assert_eq!((ready(&mut again), ready(&mut again)), (Some((6, 0x477f)), None));
+        assert_eq!(other.read(0, 1).status, conflict);
+        let command = again.command(&rw10(0x2a, 0, 8), flag::WRITE, 4096, 0);
+        again.send(command.as_bytes(), b"").unwrap();
+        again.data_out(again.itt, NO_TAG, 0, &[8; 4096], 4096);
+        assert_eq!(again.answer(b"").status, 0);
+        // Nothing to be told of where nothing was on its way.
+        let mut third = Client::join(&server, 1, tsih, 0, "").unwrap_or_else(|status| panic!("{status:#x}"));
+        assert!(again.is_closed());
+        assert_eq!(ready(&mut third), None);
+        assert_eq!(other.read(0, 1).status, conflict);
+        // One that waits to go on, and an initiator that begins anew meanwhile.
+        hold(&server, Answers::Held);
+        write_and_wait(&mut third);
+        let waits = threads.spawn(|| Client::join(&server, 1, tsih, 0, "").err());
+        assert!(third.is_closed());
+        server.until("the third has gone", |load| load.sessions == 1 && load.connections == 2);
+        let anew = threads.spawn(|| Client::login(&server, 1, PLAIN));
+        assert_eq!(waits.join().unwrap(), Some(0xffff));
+        hold(&server, Answers::AtOnce);
+        let mut anew = anew.join().unwrap();
+        assert_ne!(anew.tsih, tsih);
+        assert_eq!(ready(&mut anew), Some((6, 0x2900)));
+        assert_eq!(other.read(0, 8).status, 0);
+    });
+}
+
+/// RFC 7143, 11.14 and 11.15.1.
+#[test]
+fn a_logout_of_another_connection_is_refused() {
+    let server = Running::start();
+    let mut client = Client::join(&server, 1, 0, 3, PLAIN).unwrap_or_else(|status| panic!("{status:#x}"));
+    client.ready();
+    assert_eq!((client.logout(1, 4), client.logout(2, 3), client.logout(2, 4)), (1, 2, 2));
+    assert_eq!(client.read(0, 1).status, 0);
+    assert_eq!(client.logout(1, 3), 0);
+    assert!(client.is_closed());
+    // The session's logout is of all its connections, whatever number stands there.
+    let mut client = Client::join(&server, 1, 0, 3, PLAIN).unwrap_or_else(|status| panic!("{status:#x}"));
+    assert_eq!(client.logout(0, 4), 0);
+    assert!(client.is_closed());
+}
+
 #[test]
 fn a_login_that_waits_is_given_up_for_the_next_of_its_port() {
     let server = Running::start();
@@ -525,6 +625,14 @@ fn discovery_tells_the_target_and_logs_out() {
     assert_eq!(String::from_utf8(answer.data).unwrap(), expected);
     client.simple(opcode::TEXT_REQUEST, FINAL, b"SendTargets=iqn.other\0X-key=1\0");
     assert_eq!(client.recv().unwrap().data, b"X-key=NotUnderstood\0");
+    // Nothing but that is served (RFC 7143, 4.3), and what was sent has had its number.
+    client.start(&rw10(0x28, 0, 1), FINAL | flag::READ, 512);
+    client.function(function::LOGICAL_UNIT_RESET, 0);
+    client.data_out(1, NO_TAG, 0, &[1; 512], 512);
+    for code in [opcode::SCSI_COMMAND, opcode::TASK_REQUEST | IMMEDIATE, opcode::DATA_OUT] {
+        let answer = client.recv().unwrap();
+        assert_eq!((answer.code(), answer.raw[2], answer.data[0]), (opcode::REJECT, 0x05, code));
+    }
     let logout = client.simple(opcode::LOGOUT_REQUEST, FINAL, b"");
     let answer = client.recv().unwrap();
     assert_eq!((answer.code(), answer.itt(), answer.raw[2]), (opcode::LOGOUT_RESPONSE, logout, 0));
@@ -571,6 +679,39 @@ fn text_goes_on_until_the_initiator_ends_it() {
     // There is nothing to go on with; and text that is cut off and final at once.
     assert_eq!(ask(FINAL, 15, ttt, b"").code(), opcode::REJECT);
     assert_eq!(ask(FINAL | flag::CONTINUE, 16, NO_TAG, b"X").code(), opcode::REJECT);
+}
+
+/// RFC 7143, 6.4 and 13.12: that alone may be said anew, and it holds when both have said all.
+#[test]
+fn an_initiator_may_say_anew_which_segments_it_takes() {
+    let server = Running::start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    let pieces = |client: &mut Client| client.read(0, 8).data_ins;
+    assert_eq!(pieces(&mut client), 1);
+    let text = b"MaxRecvDataSegmentLength=1024\0InitiatorAlias=B\xc3\xbcro\0MaxBurstLength=512\0X-key=1\0";
+    client.simple(opcode::TEXT_REQUEST, FINAL, text);
+    let answer = client.recv().unwrap();
+    assert_eq!(String::from_utf8(answer.data).unwrap(), "MaxBurstLength=Reject\0X-key=NotUnderstood\0");
+    assert_eq!(pieces(&mut client), 4);
+    // In two requests.
+    let itt = client.simple(opcode::TEXT_REQUEST, 0, b"MaxRecvDataSegmentLength=512\0");
+    let ttt = client.recv().unwrap().u32_at(20);
+    client.itt += 100;
+    assert_eq!(pieces(&mut client), 4);
+    (client.itt, client.ttt) = (itt - 1, ttt);
+    client.simple(opcode::TEXT_REQUEST, FINAL, b"");
+    assert_eq!(client.recv().unwrap().raw[1], FINAL);
+    client.itt += 200;
+    assert_eq!(pieces(&mut client), 8);
+    // None that can be; and an answer that is longer than a segment is none.
+    client.ttt = NO_TAG;
+    client.simple(opcode::TEXT_REQUEST, FINAL, b"MaxRecvDataSegmentLength=511\0");
+    assert_eq!(client.recv().unwrap().data, b"MaxRecvDataSegmentLength=Reject\0");
+    client.simple(opcode::TEXT_REQUEST, FINAL, "A=\0".repeat(40).as_bytes());
+    let answer = client.recv().unwrap();
+    assert_eq!((answer.code(), answer.raw[2]), (opcode::REJECT, reject::PROTOCOL_ERROR));
+    assert_eq!(pieces(&mut client), 8);
 }
 
 #[test]

@@ -31,8 +31,8 @@ pub struct Agreed {
     pub send_segment: u32,
     /// Longest sequence of Data-In, or of Data-Out after an R2T.
     pub max_burst: u32,
-    /// Most data that a command brings unasked for.
-    pub first_burst: u32,
+    /// Most data that a command brings unasked for, where that was said.
+    pub said_first_burst: Option<u32>,
     /// No unsolicited Data-Out: everything behind the immediate data is asked for.
     pub initial_r2t: bool,
     /// Commands bring data in their own PDU.
@@ -47,10 +47,16 @@ impl Agreed {
             data_digest: false,
             send_segment: SEGMENT_DEFAULT,
             max_burst: BURST_DEFAULT,
-            first_burst: FIRST_BURST_DEFAULT,
+            said_first_burst: None,
             initial_r2t: true,
             immediate_data: true,
         }
+    }
+
+    /// The same for another connection of the session: digests and the longest segment are each connection's own.
+    pub(super) const fn of_session(self) -> Self {
+        let Self { header_digest, data_digest, send_segment, .. } = Self::new();
+        Self { header_digest, data_digest, send_segment, ..self }
     }
 
     /// How many commands a session may have at a time, where there is room for `most` of them with `room` bytes of
@@ -62,9 +68,30 @@ impl Agreed {
         }
     }
 
+    /// Most data that a command brings unasked for: never more than a burst (13.14), whatever was said.
+    pub fn first_burst(&self) -> u32 {
+        self.said_first_burst.unwrap_or(FIRST_BURST_DEFAULT).min(self.max_burst)
+    }
+
     /// Most bytes that a command may bring before it is asked.
     pub fn unsolicited(&self) -> u32 {
-        if self.immediate_data || !self.initial_r2t { self.first_burst } else { 0 }
+        if self.immediate_data || !self.initial_r2t { self.first_burst() } else { 0 }
+    }
+
+    /// Takes one key after the login, when an initiator may say anew which segments it takes (13.12), and nothing else. False
+    /// for a key that is none of these.
+    pub(crate) fn declare(&mut self, key: &str, value: &str, out: &mut Vec<u8>) -> bool {
+        let before = *self;
+        let answer = out.len();
+        if !self.negotiate(key, value, FIRST_BURST_DEFAULT, out) {
+            return false;
+        }
+        if key != "MaxRecvDataSegmentLength" {
+            *self = before;
+            out.truncate(answer);
+            push(out, key, "Reject");
+        }
+        true
     }
 
     /// Takes one key of the initiator's and writes the answer, if there has to be one; of unsolicited data there is room
@@ -79,13 +106,16 @@ impl Agreed {
                 None => push(out, key, "Reject"),
             },
             "MaxBurstLength" => {
-                if let Some(n) = least(key, value, BURST_MAX, out) {
+                // A first burst that has been agreed on cannot be taken back, and no burst is shorter.
+                let from = self.said_first_burst.unwrap_or(*LENGTHS.start());
+                if let Some(n) = least(key, value, from, BURST_MAX, out) {
                     self.max_burst = n;
                 }
             }
             "FirstBurstLength" => {
-                if let Some(n) = least(key, value, room, out) {
-                    self.first_burst = n;
+                let most = room.min(self.max_burst);
+                if let Some(n) = least(key, value, *LENGTHS.start(), most, out) {
+                    self.said_first_burst = Some(n);
                 }
             }
             // Whether the initiator may send without being asked is its choice: the window has room for it.
@@ -129,8 +159,8 @@ fn digest(key: &str, value: &str, on: &mut bool, out: &mut Vec<u8>) {
     }
 }
 
-fn least(key: &str, value: &str, ours: u32, out: &mut Vec<u8>) -> Option<u32> {
-    let Some(theirs) = number(value).filter(|n| LENGTHS.contains(n)) else {
+fn least(key: &str, value: &str, from: u32, ours: u32, out: &mut Vec<u8>) -> Option<u32> {
+    let Some(theirs) = number(value).filter(|n| (from..=*LENGTHS.end()).contains(n)) else {
         push(out, key, "Reject");
         return None;
     };
@@ -208,7 +238,7 @@ mod tests {
             data_digest: false,
             send_segment: 262_144,
             max_burst: 1 << 20,
-            first_burst: 4096,
+            said_first_burst: Some(4096),
             initial_r2t: false,
             immediate_data: true,
         };

@@ -11,7 +11,7 @@ struct Bench {
     login: Login,
     chap: Option<Chap>,
     closed: u16,
-    handle: Option<u16>,
+    session: Option<Existing>,
 }
 
 /// A response: flags, status, TSIH and text.
@@ -25,7 +25,7 @@ struct Response {
 
 impl Bench {
     fn new() -> Self {
-        Self { login: Login::new(SEED_BYTES), chap: None, closed: 0, handle: None }
+        Self { login: Login::new(SEED_BYTES), chap: None, closed: 0, session: None }
     }
 
     fn with_chap() -> Self {
@@ -36,14 +36,14 @@ impl Bench {
 
     fn send(&mut self, request: LoginRequest, data: &[u8]) -> (Progress, Response) {
         let raw: Raw = zerocopy::transmute!(request);
-        let handle = self.handle;
+        let session = self.session;
         let offer = Offer {
             target: NAME,
             chap: self.chap.as_ref(),
             first_burst: 16384,
             window: 64,
             tsih: 9,
-            handle_of: &|_| handle,
+            session_of: &|_| session,
             closed: self.closed,
         };
         let mut out = Vec::new();
@@ -86,6 +86,11 @@ fn request(flags: u8) -> LoginRequest {
         exp_stat_sn: 3.into(),
         ..LoginRequest::default()
     }
+}
+
+/// A session that is there.
+fn existing(tsih: u16, cid: u16) -> Existing {
+    Existing { tsih, cid, agreed: Agreed::new() }
 }
 
 /// Transit bits: security to operational, operational to full feature, security to full feature.
@@ -233,6 +238,15 @@ fn every_refusal_has_its_status() {
     assert_eq!(bench.refused(TO_FULL, FIRST), 0x0301);
 }
 
+/// An initiator takes no more than 8 KiB before it has said how much it takes (RFC 7143, 13.12).
+#[test]
+fn no_answer_is_longer_than_what_an_initiator_takes() {
+    let text = |keys: usize| [FIRST, "A=\0".repeat(keys).as_bytes()].concat();
+    let (progress, response) = Bench::new().ask(0x04, &text(500));
+    assert!(progress == Progress::More && response.text.len() > 7000);
+    assert_eq!(Bench::new().refused(0x04, &text(600)), 0x0302);
+}
+
 /// RFC 7143, 6.3: in one request, or in two.
 #[test]
 fn nothing_is_negotiated_twice() {
@@ -275,29 +289,160 @@ fn a_first_burst_is_never_longer_than_a_burst() {
         let (progress, _) = Bench::new().ask(TO_FULL, &[FIRST, text.as_bytes()].concat());
         let Progress::Established(established) = progress else { panic!("{progress:?}") };
         let agreed = established.agreed;
-        assert_eq!((agreed.first_burst, agreed.max_burst), (4096, 4096), "{text:?}");
+        assert_eq!((agreed.first_burst(), agreed.max_burst), (4096, 4096), "{text:?}");
+    }
+}
+
+/// RFC 7143, 13.14: both sides know the same first burst, which is in the answer.
+#[test]
+fn the_answer_to_a_first_burst_is_never_longer_than_a_burst() {
+    // Of two requests: the keys of each, and what is answered.
+    let both = "MaxBurstLength=4096;FirstBurstLength=4096;";
+    let table = [
+        ("FirstBurstLength=8192\0MaxBurstLength=4096\0", both, "", ""),
+        ("MaxBurstLength=4096\0FirstBurstLength=8192\0", both, "", ""),
+        (
+            "MaxBurstLength=4096\0",
+            "MaxBurstLength=4096;",
+            "FirstBurstLength=8192\0",
+            "FirstBurstLength=4096;",
+        ),
+        (
+            "FirstBurstLength=4096\0",
+            "FirstBurstLength=4096;",
+            "MaxBurstLength=4096\0",
+            "MaxBurstLength=4096;",
+        ),
+        // Agreed on already, and there is no taking it back: what held of the other goes on to hold (6.2).
+        (
+            "FirstBurstLength=8192\0",
+            "FirstBurstLength=8192;",
+            "MaxBurstLength=4096\0",
+            "MaxBurstLength=Reject;",
+        ),
+        // The room that there is, and no more.
+        (
+            "FirstBurstLength=16777215\0MaxBurstLength=16777215\0",
+            "MaxBurstLength=1048576;FirstBurstLength=16384;",
+            "",
+            "",
+        ),
+    ];
+    for (first, first_answer, second, second_answer) in table {
+        let mut bench = Bench::new();
+        let (progress, response) = bench.ask(0x04, &[FIRST, first.as_bytes()].concat());
+        assert_eq!(progress, Progress::More);
+        let expected = format!("TargetPortalGroupTag=1;{first_answer}MaxRecvDataSegmentLength=262144;");
+        assert_eq!(response.text, expected, "{first:?}");
+        let (progress, response) = bench.ask(TO_FULL, second.as_bytes());
+        assert_eq!(response.text, second_answer, "{first:?} {second:?}");
+        let Progress::Established(established) = progress else { panic!("{progress:?}") };
+        // What counts is what was said.
+        let said = |key: &str| {
+            let all = format!("{first_answer}{second_answer}");
+            let value =
+                all.split(';').find_map(|pair| pair.strip_prefix(key)?.strip_prefix('=')?.parse().ok());
+            value as Option<u32>
+        };
+        let agreed = established.agreed;
+        assert_eq!(said("FirstBurstLength"), Some(agreed.first_burst()));
+        assert_eq!(said("MaxBurstLength").unwrap_or(262_144), agreed.max_burst);
     }
 }
 
 #[test]
 fn a_full_target_takes_back_who_has_a_session() {
     let mut bench = Bench::new();
-    (bench.closed, bench.handle) = (0x0302, Some(4));
+    (bench.closed, bench.session) = (0x0302, Some(existing(4, 0)));
     assert!(matches!(bench.ask(TO_FULL, FIRST).0, Progress::Established(_)));
     let mut bench = Bench::new();
     bench.closed = 0x0302;
     assert_eq!(bench.refused(TO_FULL, FIRST), 0x0302);
+    // What discovers takes nobody's place.
+    let mut bench = Bench::new();
+    (bench.closed, bench.session) = (0x0302, Some(existing(4, 0)));
+    assert_eq!(bench.refused(TO_FULL, b"InitiatorName=iqn.a\0SessionType=Discovery\0"), 0x0302);
 }
 
 #[test]
 fn a_handle_is_of_a_session_that_is_there() {
     let mut bench = Bench::new();
-    bench.handle = Some(4);
+    bench.session = Some(existing(4, 0));
     let (progress, response) = bench.send(LoginRequest { tsih: 4.into(), ..request(TO_FULL) }, FIRST);
     assert!(matches!(progress, Progress::Established(e) if e.tsih == 4));
     assert_eq!(response.tsih, 4);
     let (progress, _) = Bench::new().send(LoginRequest { tsih: 4.into(), ..request(TO_FULL) }, FIRST);
     assert_eq!(progress, Progress::Refused(0x020a));
+}
+
+/// RFC 7143, 6.3.1: which sessions and connections are there, and what becomes of a login. There is one connection per session.
+#[test]
+fn a_login_is_of_a_new_session_or_of_a_connection_that_is_there() {
+    let refused = Progress::Refused;
+    // The session that is there; the handle and the connection that are asked for.
+    let table = [
+        (None, 0, 0, None),
+        (None, 0, 7, None),
+        (None, 4, 0, Some(refused(0x020a))),
+        (Some(existing(4, 7)), 0, 7, None),
+        (Some(existing(4, 7)), 0, 8, None),
+        (Some(existing(4, 7)), 4, 7, None),
+        (Some(existing(4, 7)), 4, 8, Some(refused(0x0206))),
+        (Some(existing(4, 7)), 5, 7, Some(refused(0x020a))),
+        (Some(existing(4, 7)), 5, 8, Some(refused(0x020a))),
+    ];
+    for (session, tsih, cid, refusal) in table {
+        let mut bench = Bench::new();
+        bench.session = session;
+        let request = LoginRequest { tsih: tsih.into(), cid: cid.into(), ..request(TO_FULL) };
+        let (progress, response) = bench.send(request, FIRST);
+        match (progress, refusal) {
+            (Progress::Established(established), None) => {
+                assert_eq!((established.tsih, established.cid), (tsih, cid));
+                assert_eq!(response.tsih, if tsih == 0 { 9 } else { tsih });
+            }
+            (progress, refusal) => assert_eq!(Some(progress), refusal, "{session:?} {tsih} {cid}"),
+        }
+    }
+    // Of what discovers there is no handle.
+    let mut bench = Bench::new();
+    bench.session = Some(existing(4, 0));
+    let request = LoginRequest { tsih: 4.into(), ..request(TO_FULL) };
+    let (progress, _) = bench.send(request, b"InitiatorName=iqn.a\0SessionType=Discovery\0");
+    assert_eq!(progress, refused(0x020a));
+}
+
+/// A session may have gone, or another one may have taken its place, while its initiator proves who it is.
+#[test]
+fn a_handle_is_looked_at_again_when_the_login_is_over() {
+    for (later, status) in [(None, 0x020a), (Some(existing(5, 0)), 0x020a), (Some(existing(4, 1)), 0x0206)] {
+        let mut bench = Bench::new();
+        bench.session = Some(existing(4, 0));
+        let of = |flags| LoginRequest { tsih: 4.into(), ..request(flags) };
+        assert_eq!(bench.send(of(TO_OPERATIONAL), FIRST).0, Progress::More);
+        bench.session = later;
+        assert_eq!(bench.send(of(TO_FULL), b"").0, Progress::Refused(status), "{later:?}");
+    }
+}
+
+/// RFC 7143, 6.3.4 and 6.3.6: keys of the session are not said again; those of a connection are.
+#[test]
+fn a_connection_that_is_reinstated_has_what_its_session_has() {
+    let of_session =
+        Agreed { initial_r2t: false, max_burst: 8192, said_first_burst: Some(4096), ..Agreed::new() };
+    let agreed = Agreed { header_digest: true, data_digest: true, send_segment: 512, ..of_session };
+    for (tsih, text, expected) in [
+        (4, "", of_session),
+        (4, "DataDigest=CRC32C\0", Agreed { data_digest: true, ..of_session }),
+        (0, "", Agreed::new()),
+    ] {
+        let mut bench = Bench::new();
+        bench.session = Some(Existing { tsih: 4, cid: 0, agreed });
+        let request = LoginRequest { tsih: tsih.into(), ..request(TO_FULL) };
+        let (progress, _) = bench.send(request, &[FIRST, text.as_bytes()].concat());
+        let Progress::Established(established) = progress else { panic!("{progress:?}") };
+        assert_eq!(established.agreed, expected, "{tsih} {text}");
+    }
 }
 
 /// Which requests may follow which: current stage and next stage of the first and of the second request.
@@ -314,6 +459,10 @@ fn stages_only_go_forward() {
         assert_eq!(bench.ask(TO_OPERATIONAL, FIRST).0, Progress::More);
         assert_eq!(bench.ask(flags, b"").0, refused, "{flags:#x}");
     }
+    // Text in pieces does not go from one stage to another (11.12.3).
+    let mut bench = Bench::new();
+    assert_eq!(bench.ask(0x40, FIRST).0, Progress::More);
+    assert_eq!(bench.ask(TO_FULL, b"").0, refused);
     // Without a transition there is none.
     let mut bench = Bench::new();
     assert_eq!(bench.ask(0x00, FIRST).0, Progress::More);
@@ -339,6 +488,11 @@ fn another_version_another_operation_and_no_end() {
     assert_eq!(progress, Progress::Refused(0x0205));
     let command = LoginRequest { opcode: 0x01, ..request(TO_FULL) };
     assert_eq!(Bench::new().send(command, FIRST).0, Progress::Broken);
+    // Once there is a login, its initiator is told (6.3).
+    let mut bench = Bench::new();
+    assert_eq!(bench.ask(TO_OPERATIONAL, FIRST).0, Progress::More);
+    let (progress, response) = bench.send(command, b"");
+    assert_eq!((progress, response.status, response.flags), (Progress::Refused(0x020b), 0x020b, 0));
     assert_eq!(command.as_bytes().len(), 48);
     let mut bench = Bench::new();
     let mut asked = 0;

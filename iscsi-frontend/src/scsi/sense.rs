@@ -114,6 +114,8 @@ pub const POWER_ON: Sense = sense(key::UNIT_ATTENTION, 0x2900);
 pub const TARGET_RESET: Sense = sense(key::UNIT_ATTENTION, 0x2902);
 /// BUS DEVICE RESET FUNCTION OCCURRED: a reset of the logical unit.
 pub const UNIT_RESET: Sense = sense(key::UNIT_ATTENTION, 0x2903);
+/// SOME COMMANDS CLEARED BY ISCSI PROTOCOL EVENT: their connection has been replaced.
+pub const COMMANDS_CLEARED: Sense = sense(key::UNIT_ATTENTION, 0x477f);
 /// MODE PARAMETERS CHANGED.
 pub const MODE_CHANGED: Sense = sense(key::UNIT_ATTENTION, 0x2a01);
 /// RESERVATIONS PREEMPTED.

@@ -160,6 +160,11 @@ impl LogicalUnit {
         }
     }
 
+    /// Commands of an initiator port have ended without an answer, though it has not gone (RFC 7143, 11.14.5).
+    pub fn cleared(&mut self, nexus: NexusId) {
+        self.attention(nexus, sense::COMMANDS_CLEARED);
+    }
+
     /// The unit or the target has been reset: all initiators are told.
     pub fn reset(&mut self, reset: Reset) {
         self.reserved = None;

@@ -23,9 +23,6 @@ use crate::scsi::{Claim, Decision, Execution, Step, Work};
 use crate::session::{Broken, Request, Verdict};
 use crate::task::{Aborted, Claimant, Plan, Stage, Task};
 
-/// The answer to a logout for recovery: there is no other connection that could recover this one (RFC 7143, 11.15.1).
-const RECOVERY_UNSUPPORTED: u8 = 2;
-
 /// What a command has to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
@@ -80,10 +77,9 @@ impl Server {
             Request::Task(request) => self.function(slot, &request),
             Request::Logout(logout) => {
                 let immediate = logout.opcode & crate::pdu::IMMEDIATE != 0;
-                if logout.reason & 0x7f > 1 {
-                    connection.logout_refused(logout.itt.get(), immediate, RECOVERY_UNSUPPORTED);
-                } else {
-                    self.logout(slot, logout.itt.get(), immediate);
+                match connection.session.refusal(&logout) {
+                    Some(response) => connection.logout_refused(logout.itt.get(), immediate, response),
+                    None => self.logout(slot, logout.itt.get(), immediate),
                 }
             }
         }
@@ -125,7 +121,7 @@ impl Server {
             aborted: Aborted::No,
         };
         let agreed = connection.agreed;
-        let most = task.write_expected().min(agreed.first_burst);
+        let most = task.write_expected().min(agreed.first_burst());
         let more = command.flags & FINAL == 0;
         let unsolicited = data.len() > most as usize || (!data.is_empty() && !agreed.immediate_data);
         if unsolicited || (more && (agreed.initial_r2t || command.flags & flag::WRITE == 0)) {
@@ -164,7 +160,7 @@ impl Server {
         data: Payload,
     ) -> Result<(), Why> {
         let Some(connection) = self.places.connection(slot) else { return Ok(()) };
-        let (owner, first_burst) = (connection.claimant, connection.agreed.first_burst);
+        let (owner, first_burst) = (connection.claimant, connection.agreed.first_burst());
         let itt = header.itt.get();
         let tag = match header.ttt.get() {
             NO_TAG => connection.tasks.iter().find(|(other, _)| *other == itt).map(|(_, tag)| *tag),

@@ -1,8 +1,9 @@
-//! Initiator ports that have a session, or whose old commands have not ended.
+//! Initiator ports that have a session, or are to go on with one, or whose old commands have not ended.
 //!
 //! A port logs in again only when the commands of its last session have ended: the session's last command may be a
 //! write that the initiator will send again, and after it something newer.
 
+use crate::login::Agreed;
 use crate::scsi::NexusId;
 use crate::task::Claimant;
 
@@ -14,6 +15,11 @@ pub(super) struct Port {
     pub(super) session: Option<(Claimant, NexusId)>,
     /// The session's handle.
     pub(super) tsih: u16,
+    /// The number of the session's connection.
+    pub(super) cid: u16,
+    pub(super) agreed: Agreed,
+    /// What the SCSI layer calls it while its session has no connection, and is to go on with another one.
+    pub(super) kept: Option<NexusId>,
     /// Commands on their way.
     pub(super) tasks: usize,
 }
@@ -83,9 +89,27 @@ impl Ports {
         Some(nexus)
     }
 
+    /// The connection of a port has gone, and its session is to go on with another one: what the SCSI layer calls it.
+    pub(super) fn keep(&mut self, port: u16) -> Option<NexusId> {
+        let port = self.all.get_mut(usize::from(port))?.as_mut()?;
+        let (_, nexus) = port.session.take()?;
+        port.kept = Some(nexus);
+        port.kept
+    }
+
+    /// Lets go of what was kept of a port, whose commands have ended.
+    pub(super) fn take_kept(&mut self, name: &str) -> Option<NexusId> {
+        let is_it = |port: &Option<Port>| port.as_ref().is_some_and(|port| port.name == name);
+        let at = self.all.iter().position(is_it)?;
+        let kept = self.all[at].as_mut()?.kept.take();
+        self.tidy(u16::try_from(at).ok()?);
+        kept
+    }
+
     fn tidy(&mut self, port: u16) {
         let place = &mut self.all[usize::from(port)];
-        if place.as_ref().is_some_and(|port| port.session.is_none() && port.tasks == 0) {
+        let is_over = |port: &Port| port.session.is_none() && port.kept.is_none() && port.tasks == 0;
+        if place.as_ref().is_some_and(is_over) {
             *place = None;
         }
     }

@@ -3,7 +3,7 @@
 use lh_ring::Payload;
 
 use super::Server;
-use crate::connection::{TEXT_TAG, Text};
+use crate::connection::{Begun, TEXT_TAG, Text};
 use crate::login::Kind;
 use crate::pdu::{FINAL, IMMEDIATE, NO_TAG, Raw, TextRequest, flag, opcode, reject};
 use crate::target::address_of;
@@ -18,22 +18,22 @@ impl Server {
         let begins = request.ttt.get() == NO_TAG;
         if begins {
             // What was begun before is given up (RFC 7143, 11.10.4).
-            connection.text = Some((itt, Vec::new()));
+            connection.text = Some(Begun { itt, rest: Vec::new(), agreed: connection.agreed });
         }
-        let own = connection.text.as_mut().filter(|(begun, _)| *begun == itt);
+        let own = connection.text.as_mut().filter(|begun| begun.itt == itt);
         let own = own.filter(|_| begins || request.ttt.get() == TEXT_TAG);
-        let Some((_, text)) = own.filter(|(_, text)| text.len() + data.len() <= TEXT_MAX) else {
+        let Some(begun) = own.filter(|begun| begun.rest.len() + data.len() <= TEXT_MAX) else {
             connection.text = None;
             connection.session.answered(immediate);
             connection.reject(raw, reject::INVALID_FIELD);
             return;
         };
-        text.extend_from_slice(&data.to_vec());
+        begun.rest.extend_from_slice(&data.to_vec());
         if is_cut && goes_on {
             connection.text_response(opcode::TEXT_RESPONSE, itt, immediate, Text::GoesOn, &[]);
             return;
         }
-        let text = std::mem::take(text);
+        let (text, mut agreed) = (std::mem::take(&mut begun.rest), begun.agreed);
         if !goes_on {
             connection.text = None;
         }
@@ -61,11 +61,29 @@ impl Server {
                         push(&mut answer, "TargetAddress", &format!("{address},1"));
                     }
                 }
-                "SendTargets" => {}
+                "SendTargets" | "InitiatorAlias" => {}
+                // No offers, but answers to what was never asked (6.2).
+                _ if matches!(value, "NotUnderstood" | "Irrelevant" | "Reject") => {}
+                // Who somebody is, and what he can prove, is a matter of the login.
+                "InitiatorName" | "TargetName" | "SessionType" | "AuthMethod" => {
+                    push(&mut answer, key, "Reject");
+                }
+                _ if agreed.declare(key, value, &mut answer) => {}
                 _ => push(&mut answer, key, "NotUnderstood"),
             }
         }
-        answer.truncate(connection.agreed.send_segment as usize);
+        if answer.len() > connection.agreed.send_segment as usize {
+            // Nothing that belongs here is so long.
+            connection.text = None;
+            connection.session.answered(immediate);
+            connection.reject(raw, reject::PROTOCOL_ERROR);
+            return;
+        }
+        match &mut connection.text {
+            Some(begun) => begun.agreed = agreed,
+            // Both sides have said all: now it holds (6.4).
+            None => connection.agreed = agreed,
+        }
         let end = if goes_on { Text::GoesOn } else { Text::Ends };
         connection.text_response(opcode::TEXT_RESPONSE, itt, immediate, end, &answer);
     }

@@ -7,6 +7,7 @@ fn session(kind: Kind) -> Session {
         initiator: "iqn.a".into(),
         isid: [0; 6],
         tsih: 0,
+        cid: 3,
         kind,
         agreed: Agreed::new(),
         cmd_sn: u32::MAX - 1,
@@ -34,13 +35,14 @@ fn legal_operations() {
     // Normal and open; discovery; logged out.
     let table = [
         (opcode::NOP_OUT, ["take", "take", "ignore"]),
-        (opcode::SCSI_COMMAND, ["take", "close", "ignore"]),
-        (opcode::TASK_REQUEST, ["take", "close", "ignore"]),
+        // All but text and logouts is rejected where there is nothing but discovery (RFC 7143, 4.3); pings are let be.
+        (opcode::SCSI_COMMAND, ["take", "reject", "ignore"]),
+        (opcode::TASK_REQUEST, ["take", "reject", "ignore"]),
         (opcode::LOGIN_REQUEST, ["close"; 3]),
         (opcode::TEXT_REQUEST, ["take", "take", "ignore"]),
-        (opcode::DATA_OUT, ["take", "close", "ignore"]),
+        (opcode::DATA_OUT, ["take", "reject", "ignore"]),
         (opcode::LOGOUT_REQUEST, ["take", "take", "ignore"]),
-        (opcode::SNACK, ["reject", "close", "ignore"]),
+        (opcode::SNACK, ["reject", "reject", "ignore"]),
         // Unknown, and the target's own.
         (0x1c, ["reject", "reject", "ignore"]),
         (opcode::NOP_IN, ["close"; 3]),
@@ -95,7 +97,7 @@ fn outside_of_the_window_nothing_happens_and_a_gap_ends_it() {
 fn immediate_requests_are_not_counted_but_bounded() {
     let mut session = session(Kind::Normal);
     for _ in 0..IMMEDIATE_MAX {
-        assert!(taken(&session.apply(&raw(opcode::TASK_REQUEST | IMMEDIATE, 5))));
+        assert!(taken(&session.apply(&raw(opcode::NOP_OUT | IMMEDIATE, 5))));
     }
     let more = session.apply(&raw(opcode::SCSI_COMMAND | IMMEDIATE, 5));
     assert_eq!(more, Verdict::Reject(reject::TOO_MANY_IMMEDIATE));
@@ -105,7 +107,71 @@ fn immediate_requests_are_not_counted_but_bounded() {
     pong[16..20].copy_from_slice(&NO_TAG.to_be_bytes());
     assert!(taken(&session.apply(&pong)));
     session.answered(true);
-    assert!(taken(&session.apply(&raw(opcode::TASK_REQUEST | IMMEDIATE, 5))));
+    assert!(taken(&session.apply(&raw(opcode::NOP_OUT | IMMEDIATE, 5))));
+}
+
+/// RFC 7143, 4.2.2.1: whatever else waits, a task management function is taken, and the other way round.
+#[test]
+fn immediate_task_management_has_its_own_room() {
+    let mut session = session(Kind::Normal);
+    for (code, other) in
+        [(opcode::SCSI_COMMAND, opcode::TASK_REQUEST), (opcode::TASK_REQUEST, opcode::LOGOUT_REQUEST)]
+    {
+        for _ in 0..IMMEDIATE_MAX {
+            assert!(taken(&session.apply(&raw(code | IMMEDIATE, FIRST))));
+        }
+        let more = session.apply(&raw(code | IMMEDIATE, FIRST));
+        assert_eq!(more, Verdict::Reject(reject::TOO_MANY_IMMEDIATE));
+        let mut request = raw(other | IMMEDIATE, FIRST);
+        // For recovery: the session goes on.
+        request[1] = 0x82;
+        assert!(taken(&session.apply(&request)), "{other:#x} beside {code:#x}");
+        while session.immediate > 0 {
+            session.answered(true);
+        }
+        while session.functions > 0 {
+            session.function_answered(true);
+        }
+    }
+}
+
+/// What is rejected has had its number, and its room is free again.
+#[test]
+fn a_discovery_goes_on_behind_what_is_rejected() {
+    let mut session = session(Kind::Discovery);
+    for i in 0..20 {
+        let code = [opcode::SCSI_COMMAND, opcode::TASK_REQUEST][i as usize % 2];
+        let not_supported = Verdict::Reject(reject::NOT_SUPPORTED);
+        assert_eq!(session.apply(&raw(code, FIRST.wrapping_add(i))), not_supported);
+        assert_eq!(session.apply(&raw(code | IMMEDIATE, 0)), not_supported);
+    }
+    let numbers = session.numbers();
+    assert_eq!(numbers.max_cmd_sn.wrapping_sub(numbers.exp_cmd_sn), 3);
+    assert!(taken(&session.apply(&raw(opcode::TEXT_REQUEST, FIRST.wrapping_add(20)))));
+}
+
+/// RFC 7143, 11.14 and 11.15.1: reasons, connections, and what a logout comes to.
+#[test]
+fn a_logout_is_of_the_session_or_of_its_connection() {
+    for (reason, cid, refusal) in
+        [(0, 3, None), (0, 4, None), (1, 3, None), (1, 4, Some(1)), (2, 3, Some(2)), (2, 4, Some(2))]
+    {
+        let mut session = session(Kind::Normal);
+        let mut raw = raw(opcode::LOGOUT_REQUEST, FIRST);
+        (raw[1], raw[21]) = (0x80 | reason, cid);
+        let Verdict::Take(Request::Logout(logout)) = session.apply(&raw) else { panic!("not taken") };
+        assert_eq!(session.refusal(&logout), refusal, "{reason} {cid}");
+        let phase = if refusal.is_none() { Phase::LoggedOut } else { Phase::Open };
+        assert_eq!(session.phase(), phase, "{reason} {cid}");
+    }
+    // There are no others.
+    for reason in [3, 0x7f] {
+        let mut session = session(Kind::Normal);
+        let mut raw = raw(opcode::LOGOUT_REQUEST, FIRST);
+        raw[1] = 0x80 | reason;
+        assert_eq!(session.apply(&raw), Verdict::Reject(reject::INVALID_FIELD));
+        assert_eq!((session.phase(), session.numbers().exp_cmd_sn), (Phase::Open, FIRST.wrapping_add(1)));
+    }
 }
 
 #[test]

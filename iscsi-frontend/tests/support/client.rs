@@ -4,8 +4,8 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 
 use iscsi_frontend::pdu::{
-    Basic, DataIn, DataOut, FINAL, HEADER, LoginRequest, LoginResponse, NO_TAG, R2t, Raw, ScsiCommand,
-    ScsiResponse, TaskRequest, flag, opcode,
+    Basic, DataIn, DataOut, FINAL, HEADER, LoginRequest, LoginResponse, LogoutRequest, NO_TAG, R2t, Raw,
+    ScsiCommand, ScsiResponse, TaskRequest, flag, opcode,
 };
 use zerocopy::IntoBytes;
 
@@ -95,6 +95,17 @@ impl Client {
     }
 
     pub fn over(stream: TcpStream, isid: u8, text: &str) -> Result<Self, u16> {
+        Self::with(stream, login_request(isid, 0x87, text.len()), text)
+    }
+
+    /// Logs in to a session that is there, as this connection of it.
+    pub fn join(server: &Running, isid: u8, tsih: u16, cid: u16, keys: &str) -> Result<Self, u16> {
+        let text = format!("InitiatorName=iqn.test\0TargetName={}\0{keys}", server.name);
+        let request = login_request(isid, 0x87, text.len());
+        Self::with(server.connect(), LoginRequest { tsih: tsih.into(), cid: cid.into(), ..request }, &text)
+    }
+
+    fn with(stream: TcpStream, request: LoginRequest, text: &str) -> Result<Self, u16> {
         let mut client = Self {
             stream,
             header_digest: false,
@@ -107,7 +118,6 @@ impl Client {
             ttt: NO_TAG,
             text: String::new(),
         };
-        let request = login_request(isid, 0x87, text.len());
         client.send(request.as_bytes(), text.as_bytes()).unwrap();
         client.finish_login()
     }
@@ -324,6 +334,24 @@ impl Client {
         self.cmd_sn += 1;
         self.send(&header, data).unwrap();
         self.itt
+    }
+
+    /// Asks for a logout: for what reason, and of which connection. The response.
+    pub fn logout(&mut self, reason: u8, cid: u16) -> u8 {
+        self.itt += 1;
+        let request = LogoutRequest {
+            opcode: opcode::LOGOUT_REQUEST,
+            reason: FINAL | reason,
+            itt: self.itt.into(),
+            cid: cid.into(),
+            cmd_sn: self.cmd_sn.into(),
+            ..LogoutRequest::default()
+        };
+        self.cmd_sn += 1;
+        self.send(request.as_bytes(), b"").unwrap();
+        let answer = self.recv().unwrap();
+        assert_eq!((answer.code(), answer.itt()), (opcode::LOGOUT_RESPONSE, self.itt));
+        answer.raw[2]
     }
 
     /// True if the server has closed the connection, now or soon. What it still had to say is passed over.
