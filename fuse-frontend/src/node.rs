@@ -8,6 +8,7 @@
 //!
 //! Check and rename happen under a lock on the directory, so that two keepers cannot pass each other.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
@@ -155,8 +156,12 @@ pub(crate) fn live_device(rdev: u64) -> Option<String> {
     if size.trim() == "0" {
         return None;
     }
-    let target = fs::canonicalize(&sys).ok()?;
-    Some(target.file_name()?.to_string_lossy().into_owned())
+    Some(name_of(rdev)?.to_string_lossy().into_owned())
+}
+
+/// What the kernel calls the block device with these numbers.
+pub(crate) fn name_of(rdev: u64) -> Option<OsString> {
+    Some(fs::canonicalize(sys_directory(rdev)).ok()?.file_name()?.to_owned())
 }
 
 /// The device's directory in sysfs.
@@ -181,7 +186,7 @@ fn make(path: &Path, rdev: u64) -> io::Result<()> {
 
 /// Where a node is made before it takes its place. No volume is called so: names begin with a letter or digit.
 fn beside(path: &Path) -> PathBuf {
-    let mut name = std::ffi::OsString::from(".");
+    let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
     path.with_file_name(name)
 }

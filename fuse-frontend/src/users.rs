@@ -4,11 +4,23 @@
 //! moment later) the kernel still sees: the keeper's stop asks the loop driver, which counts the openers.
 
 use std::collections::HashSet;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::node;
 use lh_ring::sys::mounts::cached_identity_at;
+
+/// What a mount is called among the holders.
+const MOUNT: &str = "mount";
+
+/// Where the kernel has a directory for each file system that it has read in and not let go of, named as its device is. That of jbd2
+/// names journals that lie on a device of their own.
+const FILE_SYSTEMS: [(&str, &str); 4] =
+    [("ext4", "sys/fs/ext4"), ("xfs", "sys/fs/xfs"), ("f2fs", "sys/fs/f2fs"), ("jbd2", "proc/fs/jbd2")];
+
+/// Where btrfs names the devices of a file system.
+const BTRFS: &str = "sys/fs/btrfs";
 
 /// One user of a device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,6 +51,10 @@ pub fn users_of(device: &Path) -> Vec<Holder> {
     holders.extend(swaps(&rdevs));
     holders.extend(loops(&rdevs));
     processes(&rdevs, &mut holders);
+    // Who knows where it is mounted needs no more.
+    if !holders.iter().any(|holder| holder.name == MOUNT) {
+        holders.extend(file_systems(&rdevs, Path::new("/")));
+    }
     holders.sort();
     holders.dedup();
     holders
@@ -86,6 +102,25 @@ fn loops(rdevs: &[u64]) -> Vec<Holder> {
             what: "is a loop device on it".into(),
         })
         .collect()
+}
+
+/// File systems on the devices of which no mount tells: one of several devices is mounted from one of them, and one that was unmounted
+/// lazily lives on as long as somebody has a file of it open.
+fn file_systems(rdevs: &[u64], root: &Path) -> Vec<Holder> {
+    let names: Vec<OsString> = rdevs.iter().filter_map(|rdev| node::name_of(*rdev)).collect();
+    let mut found: Vec<&str> = Vec::new();
+    for (kind, place) in FILE_SYSTEMS {
+        if names.iter().any(|name| root.join(place).join(name).exists()) {
+            found.push(kind);
+        }
+    }
+    let of_several = fs::read_dir(root.join(BTRFS)).into_iter().flatten().filter_map(Result::ok);
+    let mut devices = of_several.map(|entry| entry.path().join("devices"));
+    if devices.any(|devices| names.iter().any(|name| devices.join(name).symlink_metadata().is_ok())) {
+        found.push("btrfs");
+    }
+    let what = "a file system on it is mounted, or was and has open files";
+    found.iter().map(|kind| Holder { pid: None, name: (*kind).into(), what: what.into() }).collect()
 }
 
 fn is_node_of(path: &Path, rdevs: &[u64]) -> bool {
@@ -143,20 +178,25 @@ fn is_device(descriptor: &Path, rdevs: &[u64]) -> bool {
 fn mounts(rdevs: &[u64], mountinfo: &Path, pid: Option<i32>) -> Vec<Holder> {
     let Ok(bytes) = fs::read(mountinfo) else { return Vec::new() };
     mounts_in(&String::from_utf8_lossy(&bytes), rdevs)
-        .map(|at| Holder { pid, name: "mount".into(), what: format!("mounted on {}", at.display()) })
+        .map(|at| Holder { pid, name: MOUNT.into(), what: format!("mounted on {}", at.display()) })
         .collect()
 }
 
-/// Mount points of the devices, also where the mount's own number is another (btrfs) but its source is a node of one.
+/// Mount points of the devices, also where the mount's own number is another but its source is a node of one (btrfs), or it keeps its log
+/// or its real-time data there (XFS).
 fn mounts_in<'a>(mountinfo: &'a str, rdevs: &'a [u64]) -> impl Iterator<Item = PathBuf> + 'a {
     mountinfo.lines().filter_map(move |line| {
         let mut fields = line.split(' ');
         let device = fields.nth(2)?;
         let point = fields.nth(1)?;
-        let source = line.split(" - ").nth(1).and_then(|rest| rest.split(' ').nth(1));
+        let mut file_system = line.split(" - ").nth(1).into_iter().flat_map(|rest| rest.split(' ').skip(1));
+        let (source, options) = (file_system.next(), file_system.next());
+        let others = options.into_iter().flat_map(|options| options.split(','));
+        let others = others.filter_map(|o| o.strip_prefix("logdev=").or_else(|| o.strip_prefix("rtdev=")));
         let is_one = node::parse_numbers(device).is_some_and(|device| rdevs.contains(&device));
-        let source_is = || source.is_some_and(|source| is_node_of(Path::new(&unescape(source)), rdevs));
-        (is_one || source_is()).then(|| PathBuf::from(unescape(point)))
+        let mut paths = source.into_iter().chain(others);
+        let is_there = is_one || paths.any(|path| is_node_of(Path::new(&unescape(path)), rdevs));
+        is_there.then(|| PathBuf::from(unescape(point)))
     })
 }
 
@@ -195,6 +235,37 @@ mod tests {
         assert_eq!(found, [PathBuf::from("/mnt/a b")]);
         let both = mounts_in(text, &[makedev(7, 3), makedev(7, 30)]).count();
         assert_eq!((both, mounts_in("broken\n\n", &[makedev(7, 3)]).count()), (2, 0));
+    }
+
+    /// As the kernel shows them of a device that there is on every Linux.
+    #[test]
+    fn file_systems_that_no_mount_tells_of_are_seen() {
+        let Some(device) = fs::read_dir("/sys/class/block").ok().and_then(|mut all| all.next()?.ok()) else {
+            return;
+        };
+        let (rdev, name) = (node::rdev_in(&device.path()).unwrap(), device.file_name());
+        let root = tempfile::tempdir().unwrap();
+        let holders = || file_systems(&[rdev], root.path());
+        for other in [
+            "sys/fs/ext4/features",
+            "sys/fs/btrfs/features",
+            "sys/fs/btrfs/u-u/devices/other",
+            "proc/fs/jbd2/other-8",
+        ] {
+            fs::create_dir_all(root.path().join(other)).unwrap();
+        }
+        assert_eq!(holders(), []);
+        for (place, kind) in [
+            ("sys/fs/xfs", "xfs"),
+            ("sys/fs/ext4", "ext4"),
+            ("proc/fs/jbd2", "jbd2"),
+            ("sys/fs/btrfs/u-u/devices", "btrfs"),
+        ] {
+            let there = root.path().join(place).join(&name);
+            fs::create_dir_all(&there).unwrap();
+            assert_eq!(holders().iter().map(|h| h.name.as_str()).collect::<Vec<_>>(), [kind]);
+            fs::remove_dir(&there).unwrap();
+        }
     }
 
     #[test]

@@ -283,6 +283,19 @@ fn a_device_in_use_is_not_stopped_and_its_users_are_named() {
         holder.wait().unwrap();
     }
     {
+        let at = rig.directory.path().join("mnt");
+        run(&["mount", rig.node(), at.to_str().unwrap()]);
+        let still = File::open(at.join("still")).unwrap();
+        run(&["umount", "-l", at.to_str().unwrap()]);
+        let users = users_of(&node);
+        assert!(
+            users.iter().any(|u| u.name == "ext4" && u.pid.is_none()),
+            "no mount tells of it any more: {users:?}"
+        );
+        drop(still);
+        wait_until("the file system has gone with its last file", || users_of(&node).is_empty());
+    }
+    {
         let over = run(&["losetup", "-f", "--show", rig.node()]).trim().to_owned();
         let users = users_of(&node);
         assert!(users.iter().any(|u| over.ends_with(&u.name)), "{users:?}");

@@ -3,10 +3,10 @@ verified while its engine is killed and upgraded, grown while mounted, not stopp
 
     life_of_volumes.py [ublk|nbd|iscsi|fuse...]      without any, all
 """
-import contextlib, os, shutil, signal, sys, time
+import contextlib, os, shutil, signal, subprocess, sys, time
 import initiator
-from devices import (Load, Mounted, attribute, expect, have, kernel_has, kernel_threads, kernel_threads_are_again, nodes, run,
-                     shown, skip, wait_for)
+from devices import (Load, Mounted, attribute, directory_of, expect, have, kernel_has, kernel_is, kernel_threads,
+                     kernel_threads_are_again, nodes, run, shown, skip, wait_for)
 from volumes import Volume, loses_requests_of_the_dead, stand_still, taken_by_auto
 
 ORDER = ["ublk", "nbd", "iscsi", "fuse"]
@@ -61,6 +61,34 @@ def lives(frontend):
     disk.stop()
 
 
+def waits_for_an_engine(disk):
+    """A program whose request has come after the engine's death: it can neither close the device nor be killed."""
+    dd = subprocess.Popen(["dd", "if=/dev/zero", f"of={disk.device}", "bs=4k", "count=1", "oflag=direct", "status=none"],
+                          stderr=subprocess.DEVNULL)
+    wait_for("a request that nobody answers", lambda: attribute(disk.device, "stat").split()[8] != "0")
+    return dd
+
+
+def is_not_taken_from_a_file_system_that_is_hidden(frontend):
+    """Unmounted lazily it is in no list of mounts, and it goes on as long as a file of it is open. Nothing is reverted under it, and
+    when the engine has died its device stays."""
+    disk = Volume(frontend, volume="lazy", size=320 << 20)
+    disk.host.ctl("snapshot", "create", disk.volume, "empty")
+    there = Mounted(disk.device, "xfs")
+    with open(os.path.join(there.__enter__(), "held"), "w"):
+        run("umount", "-l", there.where)
+        done = disk.host.ctl("snapshot", "revert", disk.volume, "empty", check=False)
+        expect(done.returncode == 1 and "in use (xfs: " in done.stderr, f"reverted: {done.stdout}{done.stderr}")
+        # A FUSE device fails everybody once its keeper is gone.
+        if frontend != "fuse":
+            disk.host.kill_everything()
+            expect(disk.refuses_to_stop(), "a device was taken from a file system")
+            disk.up()
+    of_it = os.path.join("/sys/fs/xfs", os.path.basename(directory_of(disk.device)))
+    wait_for("the file system's end", lambda: not os.path.exists(of_it))
+    disk.stop()
+
+
 def is_let_go_without_an_engine(frontend):
     """Everything of it has died, a FUSE device's keeper, too, and its replicas are out of reach, so that no engine shows it any more:
     its device is taken away, though not from who has it open, and its node, whose numbers another volume's device has next."""
@@ -74,9 +102,12 @@ def is_let_go_without_an_engine(frontend):
     if frontend != "fuse":
         expect(disk.refuses_to_stop(), "a device was taken from who has it open")
     os.close(held)
+    writer = waits_for_an_engine(disk) if frontend != "fuse" and kernel_is(6, 16) else None
     # It says that nothing could be flushed.
     said = disk.host.ctl("down", disk.volume, check=False).stderr
     expect(not os.path.lexists(disk.device), f"{disk.device} is still there: {said}")
+    if writer:
+        expect(writer.wait(60) != 0 and f"(pid {writer.pid})" in said, f"dd ended with {writer.returncode}: {said}")
     expect(nodes() == [], f"left behind: {nodes()}")
     for place in places:
         # Their processes have made empty ones.
@@ -92,6 +123,11 @@ def nothing_is_left(frontend, threads):
     kernel_threads_are_again(threads)
     loops = run("losetup", "--list", "--noheadings").stdout
     expect(loops == "", f"{frontend}: loop devices {loops}")
+
+
+def the_kernel_saw_no_errors():
+    errors = [line for line in run("dmesg").stdout.splitlines() if "I/O error" in line]
+    expect(not errors, f"the kernel saw errors: {errors[:5]}")
 
 
 def auto_takes_the_best():
@@ -111,13 +147,16 @@ def main():
             continue
         began = time.monotonic()
         lives(frontend)
+        is_not_taken_from_a_file_system_that_is_hidden(frontend)
+        the_kernel_saw_no_errors()
         is_let_go_without_an_engine(frontend)
+        # What waited has failed.
+        run("dmesg", "--clear")
         nothing_is_left(frontend, threads)
         print(f"{frontend}: {time.monotonic() - began:.1f} s", flush=True)
         lived.append(frontend)
     auto_takes_the_best()
-    errors = [line for line in run("dmesg").stdout.splitlines() if "I/O error" in line]
-    expect(not errors, f"the kernel saw errors: {errors[:5]}")
+    the_kernel_saw_no_errors()
     shown(f"{', '.join(lived)}: killed, upgraded and grown under fio on XFS, stopped, nothing left")
 
 

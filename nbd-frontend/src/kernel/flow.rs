@@ -61,6 +61,9 @@ struct Flow {
     reads: Count,
     /// And flushes, and what gives space back.
     writes: Count,
+    /// All of them, and those that the driver has not begun to send, of which the two above know nothing: they wait for a connection.
+    /// Kernels before 6.16 do not count these.
+    all: Count,
 }
 
 impl Flow {
@@ -81,16 +84,20 @@ impl Flow {
         let (in_flight, stat) = (numbers(in_flight)?, numbers(stat)?);
         // Kernels before 4.18 do not count discards, before 5.5 no flushes.
         let answered = |at: usize| stat.get(at).copied().unwrap_or(0);
+        let reads = *stat.first()?;
         let writes = stat.get(4)? + answered(11) + answered(15);
         Some(Self {
-            reads: Count { in_flight: *in_flight.first()?, answered: *stat.first()? },
+            reads: Count { in_flight: *in_flight.first()?, answered: reads },
             writes: Count { in_flight: *in_flight.get(1)?, answered: writes },
+            all: Count { in_flight: *stat.get(8)?, answered: reads + writes },
         })
     }
 
     /// True if since `first` as many have been answered as were in flight then, or none is now.
     fn has_answered(&self, first: &Self) -> bool {
-        self.reads.has_answered(&first.reads) && self.writes.has_answered(&first.writes)
+        self.reads.has_answered(&first.reads)
+            && self.writes.has_answered(&first.writes)
+            && self.all.has_answered(&first.all)
     }
 }
 
@@ -105,6 +112,7 @@ mod tests {
         let flow = Flow::read("       2        3\n", STAT).unwrap();
         assert_eq!(flow.reads, Count { in_flight: 2, answered: 100 });
         assert_eq!(flow.writes, Count { in_flight: 3, answered: 60 });
+        assert_eq!(flow.all, Count { in_flight: 3, answered: 160 });
         assert_eq!(Flow::read("1", STAT), None);
         assert_eq!(Flow::read("1 2", "3 four"), None);
     }
@@ -115,17 +123,19 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("queue")).unwrap();
         let tells = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
-        tells("stat", STAT);
         let answered = || answered(dir.path(), Duration::ZERO).unwrap();
-        for (iostats, in_flight, expected) in [
-            ("1\n", "0 0\n", Answered::All),
-            ("1\n", "0 1\n", Answered::NotYet),
-            ("0\n", "0 0\n", Answered::Unknown),
-            ("0\n", "0 1\n", Answered::Unknown),
+        for (iostats, in_flight, all, expected) in [
+            ("1\n", "0 0\n", "0", Answered::All),
+            ("1\n", "0 1\n", "1", Answered::NotYet),
+            // They wait for a connection.
+            ("1\n", "0 0\n", "2", Answered::NotYet),
+            ("0\n", "0 0\n", "0", Answered::Unknown),
+            ("0\n", "0 1\n", "1", Answered::Unknown),
         ] {
             tells("queue/iostats", iostats);
             tells("inflight", in_flight);
-            assert_eq!(answered(), expected, "iostats {iostats}inflight {in_flight}");
+            tells("stat", &STAT.replace(" 3       30 ", &format!(" {all}       30 ")));
+            assert_eq!(answered(), expected, "iostats {iostats}inflight {in_flight} {all}");
         }
     }
 
@@ -134,6 +144,7 @@ mod tests {
         let at = |reads: (u64, u64), writes: (u64, u64)| Flow {
             reads: Count { in_flight: reads.0, answered: reads.1 },
             writes: Count { in_flight: writes.0, answered: writes.1 },
+            all: Count { in_flight: reads.0 + writes.0, answered: reads.1 + writes.1 },
         };
         let first = at((2, 100), (3, 60));
         assert!(!first.has_answered(&first));

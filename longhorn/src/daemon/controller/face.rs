@@ -23,7 +23,7 @@ use super::activity::{Counts, Looks};
 use super::clients::Clients;
 use super::cloning::{MARK, Progress, Source, UNFINISHED, is_unfinished};
 use super::refusal::refusal;
-use super::show::Endpoint;
+use super::show::{self, Endpoint};
 use crate::arguments::Frontend;
 use crate::daemon::clock;
 use crate::daemon::freeze::Frozen;
@@ -341,13 +341,7 @@ impl Face {
         if let Some(relays) = self.clients.relays_named() {
             return Err(refused(relays));
         }
-        let users: Vec<String> = fuse_frontend::users_of(&device).iter().map(ToString::to_string).collect();
-        if users.is_empty() {
-            return Ok(());
-        }
-        let text =
-            format!("{} is in use ({}): unmount or close it first", device.display(), users.join(", "));
-        Err(EngineError::NotNow(text))
+        show::in_whose_hands(&device).map_or(Ok(()), |text| Err(EngineError::NotNow(text)))
     }
 
     fn begin(&self, operation: Operation, done: Done) -> Result<(), EngineError> {

@@ -346,6 +346,15 @@ pub(super) fn is_in_use(device: &Path) -> bool {
     has_users(device).unwrap_or(true)
 }
 
+/// Why the device is in somebody's hands; `None` if it is in nobody's.
+pub(super) fn in_whose_hands(device: &Path) -> Option<String> {
+    match has_users(device) {
+        Ok(false) => None,
+        Ok(true) => Some(users(device)),
+        Err(e) => Some(format!("{} cannot be looked at: {e}", device.display())),
+    }
+}
+
 fn has_users(device: &Path) -> io::Result<bool> {
     // A mount, swap, or a device on top hold it exclusively.
     match OpenOptions::new().read(true).custom_flags(OFlag::O_EXCL.bits()).open(device) {
