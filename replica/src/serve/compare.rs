@@ -1,16 +1,16 @@
 //! Comparing layers without sending them: hashes of what a layer holds, and where another replica's differ, or checksums on
 //! record.
 
-use lh_block::{BLOCK, Extent};
+use lh_block::Extent;
 use lh_ring::Payload;
-use lh_wire::{BlockDigest, BlockState, LayerDigest, block_hash, flags};
+use lh_wire::{BlockState, LayerDigest, flags};
 
+use super::blocks::{block_digests, block_sums, runs_of};
 use super::core::{Completed, Failure, Input, RequestId};
-use super::read::runs_of;
 use super::request::{Digesting, Part, Work};
 use super::server::Server;
-use super::worker::note;
-use crate::store::{BlockSum, LayerNo, Source};
+use super::trouble::note;
+use crate::store::{LayerNo, Source};
 
 impl Server {
     /// Reads what one layer holds of the range, to tell its hashes or, with `compare`, to compare them with those in
@@ -116,37 +116,4 @@ impl Server {
         };
         self.inputs.push_back(Input::Mapped { request, result });
     }
-}
-
-/// What checksums on record are compared with, given the data of the blocks that hold some, in one piece or several.
-pub(super) fn block_sums<'a>(
-    states: &[BlockState],
-    data: impl IntoIterator<Item = &'a Payload>,
-) -> Vec<BlockSum> {
-    each(states, data, |block| block.crc32c())
-}
-
-/// What another replica's blocks are compared with.
-fn block_digests<'a>(
-    seed: u64,
-    states: &[BlockState],
-    data: impl IntoIterator<Item = &'a Payload>,
-) -> Vec<BlockDigest> {
-    each(states, data, |block| block_hash(seed, block.segments()))
-}
-
-fn each<'a, T>(
-    states: &[BlockState],
-    data: impl IntoIterator<Item = &'a Payload>,
-    tell: impl Fn(Payload) -> T,
-) -> Vec<(BlockState, Option<T>)> {
-    let block = usize::try_from(BLOCK).unwrap_or(usize::MAX);
-    let mut blocks =
-        data.into_iter().flat_map(|p| (0..p.len() / block).map(move |n| p.slice(n * block, block)));
-    let told = |state: &BlockState| match state {
-        BlockState::Data => blocks.next().map(&tell),
-        BlockState::Absent | BlockState::Zero => None,
-    };
-    let told: Vec<Option<T>> = states.iter().map(told).collect();
-    states.iter().copied().zip(told).collect()
 }

@@ -6,74 +6,15 @@
 use lh_ring::{Completion, Falloc, Fd, Token};
 
 use super::core::{Failure, Input, PersistId};
-use super::server::{OWNER, Server, kind};
+use super::flusher::Run;
+use super::server::Server;
 use super::status::count;
-use super::worker::{Saved, Task, note};
-use crate::store::{Flush, LayerNo};
+use super::task::{Saved, Task};
+use super::token::{OWNER, kind};
+use super::trouble::note;
 
 /// How long after the last sync one is made that nobody asked for.
 const QUIET_NS: u64 = 2_000_000_000;
-
-/// Who wants a sync, and the one that runs.
-#[derive(Debug, Default)]
-pub(super) struct Flusher {
-    run: Option<Run>,
-    core: bool,
-    rebuild: Option<PersistId>,
-    /// A fold waits for a sync.
-    fold: bool,
-    /// A commit is to be made durable by the next sync.
-    commit: bool,
-    pub(super) quiet_at: Option<u64>,
-    /// The hole that is being punched.
-    punching: Option<(LayerNo, lh_block::Extent)>,
-}
-
-/// A sync that runs.
-#[derive(Debug)]
-struct Run {
-    flush: Flush,
-    /// The data is on stable storage, bits are being synced.
-    bits: bool,
-    /// Operations that have not ended.
-    left: usize,
-    core: bool,
-    rebuild: Option<PersistId>,
-    fold: bool,
-    failure: Option<Failure>,
-}
-
-impl Flusher {
-    pub(super) fn core_waits(&mut self) {
-        self.core = true;
-    }
-
-    pub(super) fn fold_waits(&mut self) {
-        self.fold = true;
-    }
-
-    pub(super) fn is_punching(&self) -> bool {
-        self.punching.is_some()
-    }
-
-    pub(super) fn commit_follows(&mut self) {
-        self.commit = true;
-    }
-
-    /// A sync is to begin, and may.
-    pub(super) fn is_wanted(&self) -> bool {
-        self.run.is_none() && (self.core || self.rebuild.is_some() || self.fold)
-    }
-
-    pub(super) fn is_idle(&self) -> bool {
-        self.run.is_none() && !self.core && self.rebuild.is_none() && !self.fold && self.punching.is_none()
-    }
-
-    /// When a sync that nobody asked for is due.
-    pub(super) fn wake_at(&self) -> Option<u64> {
-        self.quiet_at.filter(|_| self.run.is_none())
-    }
-}
 
 impl Server {
     /// Begins a sync that is wanted, and a punch that is possible.

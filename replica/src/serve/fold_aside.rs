@@ -6,9 +6,9 @@
 //! of a layer below the head it is forgotten, durably.
 
 use super::core::{Failure, Input, Job, RequestId};
-use super::fold::{FoldTask, Run, Waits};
+use super::folder::{Run, Waits};
 use super::server::Server;
-use super::worker::Task;
+use super::task::{FoldTask, Task};
 use crate::store::Fold;
 
 /// How long after the last image a fold begins anew.

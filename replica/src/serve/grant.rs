@@ -9,7 +9,6 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use lh_ring::Fd;
 use lh_ring::sys::{RIGHTS_MAX, send_with_fds_now};
 use lh_wire::Grant;
 use lh_wire::handshake::{Challenge, HELLO_LEN, Verdict, encode_welcome};
@@ -17,24 +16,10 @@ use lh_wire::handshake::{Challenge, HELLO_LEN, Verdict, encode_welcome};
 use super::Address;
 use super::core::{ConnId, SessionHello};
 use super::door::Proven;
-use super::server::{Server, kind};
+use super::grants::Holding;
+use super::server::Server;
+use super::token::kind;
 use crate::store::Granted;
-
-/// The grant that holds, and how many there were.
-#[derive(Debug, Default)]
-pub(super) struct Grants {
-    holding: Option<Holding>,
-    pub(super) count: u32,
-}
-
-/// A grant.
-#[derive(Debug)]
-struct Holding {
-    /// For which session.
-    to: SessionHello,
-    conn: ConnId,
-    fd: Fd,
-}
 
 impl Server {
     /// Grants the engine of the present session the layers' files, if nothing stands against it.

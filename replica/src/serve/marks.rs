@@ -1,32 +1,30 @@
-//! The intent bitmap's pages on their way to the disk.
+//! What is kept of the intent bitmap's file.
 
 use std::io;
 
-use lh_ring::{Completion, Fd, Token};
+use lh_ring::Fd;
 
-use super::core::{Failure, Input, PersistId};
-use super::read::PAGE;
-use super::server::{OWNER, Server, kind};
-use super::worker::note;
+use super::core::{Failure, PersistId};
 use crate::store::{IntentWrite, Store};
 
 /// The bitmap's file and the record that is being written.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
-    file: Option<Fd>,
-    run: Option<Run>,
+    pub(super) file: Option<Fd>,
+    pub(super) run: Option<Run>,
 }
 
+/// A record that is being written.
 #[derive(Debug)]
-struct Run {
-    id: PersistId,
-    write: IntentWrite,
+pub(super) struct Run {
+    pub(super) id: PersistId,
+    pub(super) write: IntentWrite,
     /// Pages handed to the ring.
-    begun: usize,
+    pub(super) begun: usize,
     /// Operations that have not ended.
-    left: usize,
-    syncing: bool,
-    failure: Option<Failure>,
+    pub(super) left: usize,
+    pub(super) syncing: bool,
+    pub(super) failure: Option<Failure>,
 }
 
 impl Marks {
@@ -34,97 +32,5 @@ impl Marks {
     pub(super) fn open(&mut self, store: &Store) -> io::Result<()> {
         self.file = Some(Fd::new(store.intent_file().try_clone()?));
         Ok(())
-    }
-}
-
-impl Server {
-    pub(super) fn save_marks(&mut self, id: PersistId, mark: &[u64], clear: &[u64]) {
-        let chunk = self.store.intent_chunk();
-        let range = |n: &u64| lh_block::Extent::new(n * chunk, chunk);
-        mark.iter().map(range).for_each(|r| self.store.intent_mark(r));
-        clear.iter().map(range).for_each(|r| self.store.intent_clear(r));
-        match self.store.intent_begin() {
-            None => self.inputs.push_back(Input::Persisted { id, result: Ok(()) }),
-            Some(write) => {
-                let run = Run { id, write, begun: 0, left: 0, syncing: false, failure: None };
-                self.marks.run = Some(run);
-            }
-        }
-    }
-
-    /// Submits pages, as far as there is memory; the sync follows the last.
-    pub(super) fn pump_marks(&mut self) {
-        let (Some(run), Some(file)) = (self.marks.run.as_mut(), self.marks.file.as_ref()) else { return };
-        while let Some((offset, bytes)) = run.write.pages().get(run.begun) {
-            let Some(mut page) = self.pool.alloc(u32::try_from(bytes.len()).unwrap_or(u32::MAX), PAGE) else {
-                return;
-            };
-            page.write_at(0, bytes);
-            let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-            self.ring.writev(Token::new(OWNER, kind::MARK_WRITE, 0, length), file, *offset, &page);
-            run.begun += 1;
-            run.left += 1;
-        }
-        self.next_mark_step();
-    }
-
-    pub(super) fn mark_op_done(&mut self, c: Completion) {
-        let failure = whole(c).err().map(|e| note(&self.status, &e));
-        if let Some(run) = self.marks.run.as_mut() {
-            run.left -= 1;
-            run.failure = run.failure.take().or(failure);
-        }
-        self.next_mark_step();
-    }
-
-    fn next_mark_step(&mut self) {
-        let Some(run) = self.marks.run.take_if(|r| r.left == 0 && r.begun == r.write.pages().len()) else {
-            return;
-        };
-        let failure = run.failure;
-        match (&self.marks.file, failure) {
-            (Some(file), None) if !run.syncing => {
-                self.ring.fdatasync(Token::new(OWNER, kind::MARK_SYNC, 0, 0), file);
-                self.marks.run = Some(Run { syncing: true, left: 1, failure: None, ..run });
-            }
-            (_, None) => {
-                self.store.intent_done(run.write);
-                self.inputs.push_back(Input::Persisted { id: run.id, result: Ok(()) });
-            }
-            // Pages are rewritten in place, so a full disk is no excuse; and the store takes no second attempt.
-            (_, Some(_)) => {
-                self.inputs.push_back(Input::Persisted { id: run.id, result: Err(Failure::Io) });
-            }
-        }
-    }
-}
-
-/// Whether an operation on the bitmap's file has done all it was to do: its token says how many bytes are to be written.
-fn whole(c: Completion) -> io::Result<()> {
-    match c.result {
-        Ok(done) if done != c.token.data => Err(io::ErrorKind::WriteZero.into()),
-        done => done.map(drop),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn ended(kind: u8, length: u32, result: io::Result<u32>) -> io::Result<()> {
-        let token = Token::new(OWNER, kind, 0, length);
-        whole(Completion { token, result, more: false, payload: None, accepted: None })
-    }
-
-    #[test]
-    fn a_page_that_was_written_in_part_is_not_written() {
-        assert!(ended(kind::MARK_WRITE, 512, Ok(512)).is_ok());
-        for short in [0, 100, 511] {
-            let failed = ended(kind::MARK_WRITE, 512, Ok(short)).unwrap_err();
-            assert_eq!(failed.kind(), io::ErrorKind::WriteZero, "{short}");
-        }
-        assert!(ended(kind::MARK_SYNC, 0, Ok(0)).is_ok());
-        let full = ended(kind::MARK_WRITE, 512, Err(io::ErrorKind::StorageFull.into()));
-        assert_eq!(full.unwrap_err().kind(), io::ErrorKind::StorageFull);
     }
 }

@@ -4,11 +4,11 @@ use lh_ring::{Completion, Payload};
 use lh_wire::{Control, HEADER_LEN, Header, MAX_PAYLOAD, OpCode, Pieces, Status as Answer, flags};
 
 use super::core::{Body, ConnId, Input, RequestId};
-use super::door::missing;
-use super::peer::{Peer, Phase, SEND_PATIENCE_NS};
+use super::peer::{Peer, Phase, SEND_PATIENCE_NS, missing};
 use super::request::Part;
-use super::server::{Server, kind};
+use super::server::Server;
 use super::status::count;
+use super::token::kind;
 
 /// Zeroes, for checksums over what is sent as zeroes.
 static ZEROES: [u8; 4096] = [0; 4096];

@@ -3,18 +3,30 @@
 //! One thread with one ring serves all connections of engines and does all reads, writes, punches and syncs of the layers;
 //! one worker thread does what creates, renames and syncs metadata, and readers of snapshots have threads of their own. A request and its answer never leave the ring's
 //! thread, and in the steady state nothing is allocated for them.
+//!
+//! Files stand on each other. What a part of the server keeps has a file of its own that knows nothing of the server (`flusher`,
+//! `folder`, `grants`, `marks`, `checksums`, `door`, `reader`, `worker`); `server` holds them all; what it does with each stands above
+//! (`flush`, `fold`, `grant`, `mark`, `verify`, `greet`), and `turn` goes round them.
 
 pub mod core;
 
+mod blocks;
+mod checksums;
 mod compare;
 mod door;
 mod flush;
+mod flusher;
 mod fold;
 mod fold_aside;
 mod fold_thread;
+mod folder;
 mod grant;
+mod grants;
+mod greet;
 mod hash;
+mod mark;
 mod marks;
+mod memory;
 mod message;
 mod open;
 mod peer;
@@ -25,7 +37,11 @@ mod request;
 mod server;
 mod status;
 mod strangers;
+mod task;
 mod telling;
+mod token;
+mod trouble;
+mod turn;
 mod verify;
 mod worker;
 mod write;

@@ -8,31 +8,26 @@ use lh_ring::sys::file_system;
 use lh_ring::{Bell, Pool, Ring, Token};
 use lh_wire::ChainOp;
 
+use super::checksums::Checksums;
 use super::core::{Core, Facts, Trail};
 use super::door::Door;
-use super::flush::Flusher;
-use super::fold::Folder;
-use super::grant::Grants;
+use super::flusher::Flusher;
+use super::folder::Folder;
+use super::grants::Grants;
 use super::hash::Hasher;
 use super::marks::Marks;
+use super::memory::{POOL_HARD, POOL_SOFT};
 use super::peer::Peers;
 use super::reader::Readers;
 use super::request::Requests;
-use super::server::{OWNER, Server, kind};
-use super::verify::Checksums;
+use super::server::Server;
+use super::token::{OWNER, kind};
 use super::worker::Worker;
 use super::{Mode, Options, ServeError};
 use crate::store::{CreateOptions, Damage, Directory, OpenError, OpenOptions, Store};
 
 /// Entries of the submission queue: more than one turn queues at any sensible load.
 const ENTRIES: u32 = 256;
-
-/// Memory that is resident from the start, and kept: all that is used while the machine is short of memory.
-pub(super) const POOL_SOFT: usize = 4 << 20;
-
-/// Memory for buffers at most. Reads stop at `READS_MAX`, receiving at `RECEIVED_MAX`: what is left above both
-/// lets every received request end, and 64 connections finish receiving one message of the largest size (77 MiB).
-const POOL_HARD: usize = 256 << 20;
 
 /// tmpfs (include/uapi/linux/magic.h).
 const TMPFS: u64 = 0x0102_1994;

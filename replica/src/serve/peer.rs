@@ -7,7 +7,7 @@ use lh_wire::PAYLOAD_ALIGN;
 use lh_wire::handshake::{Challenge, HELLO_LEN};
 
 use super::core::ConnId;
-use super::server::OWNER;
+use super::token::OWNER;
 
 /// How long a handshake may take from the connection on.
 pub(super) const HELLO_PATIENCE_NS: u64 = 5_000_000_000;
@@ -153,4 +153,9 @@ impl Peers {
     pub(super) fn iter(&self) -> impl Iterator<Item = &Peer> {
         self.places.iter().flatten()
     }
+}
+
+/// How many bytes are missing.
+pub(super) fn missing(needed: usize, available: usize) -> u32 {
+    u32::try_from(needed.saturating_sub(available)).unwrap_or(u32::MAX)
 }

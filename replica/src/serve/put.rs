@@ -5,10 +5,12 @@ use lh_ring::{Completion, Falloc, Payload, Token};
 use lh_wire::{BlockState, LayerTrailer, flags};
 
 use super::core::{Completed, Failure, RequestId};
-use super::read::PAGE;
+use super::memory::{IMAGES_MAX, PAGE};
 use super::request::{Part, Put, Work};
-use super::server::{IMAGES_MAX, OWNER, Server, kind};
-use super::worker::{Task, note};
+use super::server::Server;
+use super::task::Task;
+use super::token::{OWNER, kind};
+use super::trouble::note;
 use super::write::aligned_copy;
 use crate::store::{Answer, LayerNo, NewZeroMap, Source};
 

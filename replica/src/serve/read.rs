@@ -2,19 +2,18 @@
 
 use std::io;
 
-use lh_block::{BLOCK, Extent};
+use lh_block::Extent;
 use lh_ring::{Completion, Payload, Token};
 use lh_wire::{BlockState, flags};
 
-use super::compare::block_sums;
-use super::core::{Completed, Failure, Input, RequestId};
+use super::blocks::{block_sums, runs_of};
+use super::core::{Completed, Failure, RequestId};
+use super::memory::PAGE;
 use super::request::{Digesting, Part, Work, trailer};
-use super::server::{AT_ONCE_MAX, OWNER, Server, kind};
-use super::worker::note;
+use super::server::{AT_ONCE_MAX, Server};
+use super::token::{OWNER, kind};
+use super::trouble::note;
 use crate::store::{LayerNo, Source, Store};
-
-/// Alignment of memory that is read into: a page, which suits every disk.
-pub(super) const PAGE: u32 = 4096;
 
 impl Server {
     /// Reads the range through the chain.
@@ -244,15 +243,6 @@ impl Server {
         let payload = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.end(id, Ok(Completed { payload, aux, sync: false }));
     }
-
-    /// The store is done with a request.
-    pub(super) fn end(&mut self, id: RequestId, result: Result<Completed, Failure>) {
-        // What came with it is of no more use; an answer's parts stay until they are queued.
-        let slot = self.requests.get(id);
-        slot.payload = Payload::default();
-        slot.job = None;
-        self.inputs.push_back(Input::Done { request: id, result });
-    }
 }
 
 /// The bytes of a part of a qcow2 backing file that no read of the file alone gives. Done at once, on the ring's thread:
@@ -279,34 +269,4 @@ fn together(layers: &[(LayerNo, Vec<BlockState>)], offset: u64) -> (Vec<BlockSta
     }
     parts.sort_unstable_by_key(|(run, _)| run.offset);
     (states, parts)
-}
-
-/// The ranges of the blocks that hold data, given the states of the blocks from `offset` on.
-pub(super) fn runs_of(states: &[BlockState], offset: u64) -> impl Iterator<Item = Extent> {
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        let data = |s: &BlockState| *s == BlockState::Data;
-        at += states.get(at..)?.iter().position(data)?;
-        let len = states[at..].iter().take_while(|s| data(s)).count();
-        let run = Extent::new(offset + at as u64 * BLOCK, len as u64 * BLOCK);
-        at += len;
-        Some(run)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn runs_of_data() {
-        use BlockState::{Absent, Data, Zero};
-        let runs = |states: &[BlockState]| runs_of(states, 8 * BLOCK).collect::<Vec<_>>();
-        assert!(runs(&[]).is_empty());
-        assert!(runs(&[Absent, Zero]).is_empty());
-        assert_eq!(
-            runs(&[Data, Absent, Data, Data]),
-            [Extent::new(8 * BLOCK, BLOCK), Extent::new(10 * BLOCK, 2 * BLOCK)]
-        );
-    }
 }

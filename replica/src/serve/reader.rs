@@ -7,27 +7,23 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use lh_wire::handshake::{Challenge, HELLO_LEN, Verdict, encode_welcome};
+use lh_wire::handshake::WELCOME_LEN;
 use lh_wire::{
     Ask, HEADER_LEN, Header, Looked, MAX_DATA, MAX_PAYLOAD, MapPage, OpCode, Opened, Status as Answer, flags,
 };
 
-use super::core::ConnId;
-use super::door::Proven;
-use super::peer::{HELLO_PATIENCE_NS, Phase};
-use super::server::Server;
-use super::{Address, Mode, Status};
+use super::{Mode, Status};
 use crate::store::{NotLasting, SnapshotView, lasting};
 
 /// Readers at once: each holds an index of its snapshot, and of the one that it is compared with.
-const READERS_MAX: usize = 4;
+pub(super) const READERS_MAX: usize = 4;
 
 /// How long a reader that asks for nothing, or takes no answer, is kept.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -44,7 +40,7 @@ pub(super) struct Readers {
 }
 
 /// One reader less when it is dropped.
-struct Place(Arc<AtomicUsize>);
+pub(super) struct Place(Arc<AtomicUsize>);
 
 impl Drop for Place {
     fn drop(&mut self) {
@@ -57,57 +53,33 @@ impl Readers {
         Self { directory, status, count: Arc::default() }
     }
 
-    fn place(&self) -> Option<Place> {
+    /// Room for one more, as long as it is kept.
+    pub(super) fn place(&self) -> Option<Place> {
         let taken = self
             .count
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < READERS_MAX).then_some(n + 1));
         taken.ok().map(|_| Place(Arc::clone(&self.count)))
     }
-}
 
-impl Server {
-    /// Hands a connection that has proved a key to a thread of its own.
-    pub(super) fn admit_reader(
-        &mut self,
-        conn: ConnId,
-        challenge: &Challenge,
-        hello: &[u8; HELLO_LEN],
+    /// Gives a connection that has proved a key a thread of its own, which says the last word of the handshake first.
+    pub(super) fn start(
+        &self,
+        place: Place,
+        fd: OwnedFd,
+        is_unix: bool,
         checksums: bool,
-        proven: Proven,
-    ) {
-        let (generation, deadline) = (self.core.generation(), self.now() + HELLO_PATIENCE_NS);
-        let word = |verdict| encode_welcome(verdict, generation, challenge, hello, self.door.key(proven));
-        let Some(place) = self.readers.place() else {
-            tracing::warn!("a reader is turned away: {READERS_MAX} others read already");
-            let refusal = word(Verdict::Unusable);
-            if let Some(peer) = self.peers.get(conn) {
-                peer.tx.push_header(&refusal);
-                (peer.phase, peer.deadline) = (Phase::Leaving, Some(deadline));
+        may_read: bool,
+        welcome: [u8; WELCOME_LEN],
+    ) -> io::Result<()> {
+        let (directory, status) = (self.directory.clone(), self.status.clone());
+        let reader = Reader { directory, status, checksums, may_read, open: None };
+        let thread = std::thread::Builder::new().name("reader".into()).spawn(move || {
+            let _place = place;
+            if let Err(e) = reader.converse(fd, is_unix, &welcome) {
+                tracing::debug!("a reader is gone: {e}");
             }
-            return;
-        };
-        let welcome = word(Verdict::Welcome);
-        let Some(peer) = self.peers.remove(conn) else { return };
-        let reader = Reader {
-            directory: self.readers.directory.clone(),
-            status: self.readers.status.clone(),
-            checksums,
-            may_read: proven == Proven::Key,
-            open: None,
-        };
-        let is_unix = matches!(self.door.address(), Address::Unix(_));
-        let started = peer.fd.as_fd().try_clone_to_owned().and_then(|fd| {
-            std::thread::Builder::new().name("reader".into()).spawn(move || {
-                let _place = place;
-                if let Err(e) = reader.converse(fd, is_unix, &welcome) {
-                    tracing::debug!("a reader is gone: {e}");
-                }
-            })
         });
-        match started {
-            Ok(_) => tracing::info!("connection {} reads snapshots", conn.0),
-            Err(e) => tracing::warn!("a reader is turned away: {e}"),
-        }
+        thread.map(drop)
     }
 }
 

@@ -10,7 +10,7 @@ use lh_wire::{FoldState, ReplicaState};
 
 use super::Address;
 use super::hash::{HashOutcome, Hasher};
-use super::worker::Task;
+use super::task::Task;
 
 /// What a replica is up to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,96 +1,22 @@
 //! Comparing what is read of snapshot layers with their checksums on record. A block in a chunk that the intent bitmap
 //! marked when the directory was opened may be what a power cut left of it: there a checksum says nothing until the mark is taken back.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-
 use lh_block::{BLOCK, Extent};
 use lh_ring::Payload;
 use lh_wire::{BlockState, MapPage, Verified, part_bit};
 
-use super::compare::block_sums;
+use super::blocks::block_sums;
+use super::checksums::Checksums;
 use super::core::RequestId;
 use super::request::Part;
 use super::server::Server;
-use crate::store::{BlockSum, FoldedChecksums, LayerChecksums, LayerNo, Store, Verdict};
+use crate::store::{BlockSum, LayerNo, Verdict};
 
 /// Ranges in a page that tells both what a layer holds and what it should hold: twice as many still fit a message.
 const RANGES_MAX: usize = 2 * MapPage::RANGES_MAX;
 
 /// Bytes of a layer that one page goes through: their checksums take 1 MiB, which are read while requests wait.
 const RECORDED_MAX: u64 = 1 << 30;
-
-/// Checksums of layers, as far as they were looked at.
-#[derive(Debug)]
-pub(super) struct Checksums {
-    directory: PathBuf,
-    open: BTreeMap<LayerNo, LayerChecksums>,
-    /// Layer images on their way that fit the layer's checksums: its file is another one already, or is about to be.
-    puts: BTreeMap<LayerNo, u32>,
-}
-
-impl Checksums {
-    pub(super) const fn new(directory: PathBuf) -> Self {
-        Self { directory, open: BTreeMap::new(), puts: BTreeMap::new() }
-    }
-
-    /// Those of a snapshot's layer as its file is now.
-    pub(super) fn of(&mut self, store: &Store, layer: LayerNo) -> Option<&mut LayerChecksums> {
-        if layer == store.head() {
-            return None;
-        }
-        let file = store.layer_file(layer);
-        if !self.open.get(&layer).is_some_and(|sums| sums.are_of(file)) {
-            if self.puts.contains_key(&layer) {
-                // Nothing is said now, and again when the image is put.
-                return None;
-            }
-            self.open.remove(&layer);
-            self.open.insert(layer, LayerChecksums::open(&self.directory, file)?);
-        }
-        self.open.get_mut(&layer)
-    }
-
-    /// The same while images that fit them are put into the layer.
-    fn while_put(&mut self, store: &Store, layer: LayerNo) -> Option<&mut LayerChecksums> {
-        match self.puts.contains_key(&layer) {
-            true => self.open.get_mut(&layer),
-            false => self.of(store, layer),
-        }
-    }
-
-    /// Those of two snapshots' layers, for a fold of one into the other.
-    pub(super) fn of_both(&self, store: &Store, upper: LayerNo, lower: LayerNo) -> Option<FoldedChecksums> {
-        FoldedChecksums::open(&self.directory, store.layer_file(upper), store.layer_file(lower))
-    }
-
-    /// Lets go of the file of a layer that is gone.
-    pub(super) fn forget(&mut self, layer: LayerNo) {
-        self.open.remove(&layer);
-    }
-
-    /// Lets go of all files: the layers are others, and what is gone of them would keep its space.
-    pub(super) fn forget_all(&mut self) {
-        self.open.clear();
-    }
-
-    /// What is to be said of the blocks from `offset` on, given what they hold. Empty: nothing can be said.
-    fn verdicts(
-        &mut self,
-        store: &Store,
-        layer: LayerNo,
-        offset: u64,
-        own: &[BlockSum],
-    ) -> Vec<(u64, Verdict)> {
-        let Some(sums) = self.of(store, layer) else { return Vec::new() };
-        let block = |n: usize| offset + n as u64 * BLOCK;
-        let judge = |(n, sum): (usize, &BlockSum)| match store.was_found_marked(block(n)) {
-            true => (n as u64, Verdict::Unknown),
-            false => (n as u64, sums.verdict(block(n) / BLOCK, *sum)),
-        };
-        own.iter().enumerate().map(judge).collect()
-    }
-}
 
 impl Server {
     /// There are checksums of the layer as it is now.

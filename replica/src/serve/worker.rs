@@ -5,71 +5,14 @@ use std::io;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
-use lh_block::{Epoch, Generation, Instance};
 use lh_ring::Bell;
-use lh_wire::{ChainOp, Keep, LayerInfo, Outsider, ReplicaState};
+use lh_wire::{ChainOp, LayerInfo, ReplicaState};
 
 use super::Status;
-use super::core::{Failure, PersistId, RequestId};
-use super::fold::{FoldReport, FoldTask};
-use super::status::DiskTrouble;
-use crate::store::{
-    BackingFile, ChainError, Closing, Committed, Directory, FoldPlan, NewZeroMap, Parts, Trail,
-};
-
-/// Work for the worker. Few are ever queued: a fence, a control operation, a mark of zeroes, a sync of a commit, and
-/// what [`super::Status::state`] asks.
-#[derive(Debug)]
-pub(super) enum Task {
-    Record(PersistId, Saved),
-    Describe(RequestId),
-    MarkZeroes,
-    /// A zero map for a layer that came with an import, by its name.
-    MakeZeroMap(String),
-    SyncCommit,
-    Fold(FoldTask),
-    /// A fold's change of heads. Two reports: writes go on after the first, and the second says that it is finished.
-    SwapFold(FoldPlan),
-    /// For [`super::Status::state`].
-    Look(Sender<ReplicaState>),
-    Stop,
-}
-
-/// A record that the worker makes durable.
-#[derive(Debug)]
-pub(super) enum Saved {
-    Begin(Generation),
-    Whole,
-    Fence(Generation, Instance),
-    Epoch(Epoch, Vec<Outsider>),
-    Missed(Vec<(u64, Trail)>),
-    Prepare(Instance, ChainOp),
-    Commit(Instance),
-    Abort(Instance),
-    Settled(String),
-    RebuildBegin(u64, Vec<LayerInfo>, Option<Keep>),
-    RebuildEnd,
-    Close(Closing),
-}
-
-/// What became of a task.
-#[derive(Debug)]
-pub(super) enum Report {
-    Recorded(PersistId, Result<Change, Failure>),
-    Described(RequestId, Box<ReplicaState>),
-    ZeroesMarked(Result<(), Failure>),
-    ZeroMapMade(Result<Option<Box<NewZeroMap>>, Failure>),
-    CommitSynced(Result<(), Failure>),
-    Fold(FoldReport),
-}
-
-/// What the ring's thread has to do to its own half after a record.
-#[derive(Debug)]
-pub(super) enum Change {
-    None,
-    Committed(Committed),
-    Rebuilt(Box<Parts>),
-}
+use super::core::Failure;
+use super::task::{Change, FoldReport, FoldTask, Report, Saved, Task};
+use super::trouble::{Trouble, note};
+use crate::store::{BackingFile, ChainError, Directory};
 
 /// The ring thread's side of the worker.
 #[derive(Debug)]
@@ -228,63 +171,6 @@ fn fold(directory: &mut Directory, task: FoldTask, status: &Status) -> FoldRepor
     }
 }
 
-/// Why a record was not made durable.
-enum Trouble {
-    Io(io::Error),
-    Chain(ChainError),
-    YoungerEpoch,
-}
-
-impl From<io::Error> for Trouble {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
-}
-
-impl From<ChainError> for Trouble {
-    fn from(error: ChainError) -> Self {
-        Self::Chain(error)
-    }
-}
-
-impl Trouble {
-    /// The machine's word for it; what the disk said is noted for people. Where an operation on the chain has begun and not
-    /// ended nobody knows what the directory holds, be it for a full disk: the next process looks.
-    fn into_failure(self, status: &Status) -> Failure {
-        match self {
-            Self::Io(error) => note(status, &error),
-            Self::Chain(ChainError::Io { what, source }) => {
-                status.set_error(format!("{what}: {source}"));
-                let full = failure_of(&source) == Failure::NoSpace;
-                status.set_trouble(if full { DiskTrouble::Full } else { DiskTrouble::Failed });
-                tracing::error!("{what}: {source}");
-                Failure::Io
-            }
-            Self::Chain(refusal) => Failure::Refused(refusal.to_string().into()),
-            Self::YoungerEpoch => Failure::Refused("this replica has a younger epoch".into()),
-        }
-    }
-}
-
-/// Notes an error of the disk for people, and gives the machine's word for it.
-pub(super) fn note(status: &Status, error: &io::Error) -> Failure {
-    tracing::error!("{error}");
-    status.set_error(error.to_string());
-    let failure = failure_of(error);
-    if failure == Failure::Io {
-        status.set_trouble(DiskTrouble::Failed);
-    }
-    failure
-}
-
-/// A full disk is no failure of the replica; everything else is.
-fn failure_of(error: &io::Error) -> Failure {
-    match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Failure::NoSpace,
-        _ => Failure::Io,
-    }
-}
-
 /// Whether another snapshot fits the limits. What is marked as removed does not count.
 fn check_room(chain: &[LayerInfo], (count, bytes): (u32, u64)) -> Result<(), ChainError> {
     let live = || chain.iter().filter(|l| !l.removed);
@@ -340,27 +226,6 @@ fn save(directory: &mut Directory, saved: Saved, status: &Status) -> Result<Chan
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A full disk is a reason to refuse what has not begun, and a failure of what has.
-    #[test]
-    fn an_operation_that_broke_off_half_way_fails_the_replica() {
-        let full = || io::Error::from(io::ErrorKind::StorageFull);
-        let status = Status::default();
-        assert_eq!(Trouble::Io(full()).into_failure(&status), Failure::NoSpace);
-        assert_eq!(
-            status.trouble(),
-            DiskTrouble::None,
-            "a sync for which there was no room has taken away what it was for"
-        );
-        let begun = ChainError::Io { what: "carrying out a snapshot".into(), source: full() };
-        assert_eq!(Trouble::Chain(begun).into_failure(&status), Failure::Io);
-        let refused = Trouble::Chain(ChainError::NoSpace("a snapshot".into())).into_failure(&status);
-        assert!(matches!(refused, Failure::Refused(_)));
-        assert_eq!(status.trouble(), DiskTrouble::Full, "what was answered is there");
-        assert_eq!(note(&status, &io::ErrorKind::InvalidData.into()), Failure::Io);
-        note(&status, &full());
-        assert_eq!(status.trouble(), DiskTrouble::Failed, "whatever came last");
-    }
 
     #[test]
     fn removed_snapshots_do_not_count_and_the_head_is_none() {

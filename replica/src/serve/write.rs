@@ -4,10 +4,12 @@ use lh_block::Extent;
 use lh_ring::{Completion, Falloc, Payload, Token};
 
 use super::core::{Completed, Failure, Input, RequestId};
-use super::read::PAGE;
+use super::memory::{PAGE, SHORT_MAX};
 use super::request::Work;
-use super::server::{AT_ONCE_MAX, OWNER, SHORT_MAX, Server, kind};
-use super::worker::{Task, note};
+use super::server::{AT_ONCE_MAX, Server};
+use super::task::Task;
+use super::token::{OWNER, kind};
+use super::trouble::note;
 use crate::store::{Answer, LayerNo};
 
 impl Server {

@@ -1,19 +1,20 @@
 //! What a server does about what goes wrong inside it.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crossbeam_channel::bounded;
-use lh_block::Extent;
+use lh_block::{Extent, Generation, Instance};
 use lh_ring::Token;
 use lh_wire::{BlockState, Header, LayerDigest, OpCode};
 use nix::sys::socket::{getsockopt, sockopt};
 
 use super::*;
 use crate::serve::core::{ConnId, SessionHello};
-use crate::serve::request::Digesting;
-use crate::serve::{Address, Options};
+use crate::serve::token::OWNER;
+use crate::serve::{Address, Options, Status};
 use crate::store::{Committed, CreateOptions, Directory, OpenOptions};
 
 const SIZE: u64 = 64 << 20;

@@ -1,0 +1,80 @@
+//! The checksums of layers that are on record, as far as they were looked at.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use lh_block::BLOCK;
+
+use crate::store::{BlockSum, FoldedChecksums, LayerChecksums, LayerNo, Store, Verdict};
+
+/// Checksums of layers, as far as they were looked at.
+#[derive(Debug)]
+pub(super) struct Checksums {
+    directory: PathBuf,
+    pub(super) open: BTreeMap<LayerNo, LayerChecksums>,
+    /// Layer images on their way that fit the layer's checksums: its file is another one already, or is about to be.
+    pub(super) puts: BTreeMap<LayerNo, u32>,
+}
+
+impl Checksums {
+    pub(super) const fn new(directory: PathBuf) -> Self {
+        Self { directory, open: BTreeMap::new(), puts: BTreeMap::new() }
+    }
+
+    /// Those of a snapshot's layer as its file is now.
+    pub(super) fn of(&mut self, store: &Store, layer: LayerNo) -> Option<&mut LayerChecksums> {
+        if layer == store.head() {
+            return None;
+        }
+        let file = store.layer_file(layer);
+        if !self.open.get(&layer).is_some_and(|sums| sums.are_of(file)) {
+            if self.puts.contains_key(&layer) {
+                // Nothing is said now, and again when the image is put.
+                return None;
+            }
+            self.open.remove(&layer);
+            self.open.insert(layer, LayerChecksums::open(&self.directory, file)?);
+        }
+        self.open.get_mut(&layer)
+    }
+
+    /// The same while images that fit them are put into the layer.
+    pub(super) fn while_put(&mut self, store: &Store, layer: LayerNo) -> Option<&mut LayerChecksums> {
+        match self.puts.contains_key(&layer) {
+            true => self.open.get_mut(&layer),
+            false => self.of(store, layer),
+        }
+    }
+
+    /// Those of two snapshots' layers, for a fold of one into the other.
+    pub(super) fn of_both(&self, store: &Store, upper: LayerNo, lower: LayerNo) -> Option<FoldedChecksums> {
+        FoldedChecksums::open(&self.directory, store.layer_file(upper), store.layer_file(lower))
+    }
+
+    /// Lets go of the file of a layer that is gone.
+    pub(super) fn forget(&mut self, layer: LayerNo) {
+        self.open.remove(&layer);
+    }
+
+    /// Lets go of all files: the layers are others, and what is gone of them would keep its space.
+    pub(super) fn forget_all(&mut self) {
+        self.open.clear();
+    }
+
+    /// What is to be said of the blocks from `offset` on, given what they hold. Empty: nothing can be said.
+    pub(super) fn verdicts(
+        &mut self,
+        store: &Store,
+        layer: LayerNo,
+        offset: u64,
+        own: &[BlockSum],
+    ) -> Vec<(u64, Verdict)> {
+        let Some(sums) = self.of(store, layer) else { return Vec::new() };
+        let block = |n: usize| offset + n as u64 * BLOCK;
+        let judge = |(n, sum): (usize, &BlockSum)| match store.was_found_marked(block(n)) {
+            true => (n as u64, Verdict::Unknown),
+            false => (n as u64, sums.verdict(block(n) / BLOCK, *sum)),
+        };
+        own.iter().enumerate().map(judge).collect()
+    }
+}
