@@ -77,7 +77,11 @@ fn stacked(rdev: u64) -> Vec<Holder> {
         .map(|e| Holder {
             pid: None,
             name: e.file_name().to_string_lossy().into_owned(),
-            what: "stands on it".into(),
+            what: match fs::read_to_string(e.path().join("dm/name")) {
+                // By this name it is closed.
+                Ok(mapped) => format!("stands on it as {}", mapped.trim_end()),
+                Err(_) => "stands on it".into(),
+            },
         })
         .collect()
 }

@@ -82,6 +82,9 @@ pub enum Adopted {
     Uncounted,
 }
 
+/// What is refused by a device that was disconnected, and by no other.
+const NEW_CONNECTIONS: &str = "take new connections";
+
 /// Why the kernel's client did not do it.
 #[derive(Debug, Error)]
 pub enum ClientError {
@@ -91,6 +94,9 @@ pub enum ClientError {
     /// The device is not there, or belongs to somebody else.
     #[error("/dev/nbd{0} is not connected to this volume")]
     NotOurs(u32),
+    /// The device was disconnected, and is nobody's only once it is closed.
+    #[error("/dev/nbd{0} has been disconnected and is still open")]
+    StillOpen(u32),
     /// The device, or every device, is taken.
     #[error("{0} is in use by another server")]
     Busy(String),
@@ -296,9 +302,9 @@ impl Device {
     /// (seen on Linux 6.12 and 7.3), for ever.
     ///
     /// # Errors
-    /// [`ClientError::NotOurs`] if the device was disconnected meanwhile.
+    /// [`ClientError::NotOurs`] if the device was disconnected meanwhile, [`ClientError::StillOpen`] if somebody has it open besides.
     pub fn reconnect(&mut self, sockets: Vec<OwnedFd>) -> Result<(), ClientError> {
-        self.reconfigure("take new connections", |request| add_sockets(request, &sockets))?;
+        self.reconfigure(NEW_CONNECTIONS, |request| add_sockets(request, &sockets))?;
         self.sockets = sockets;
         Ok(())
     }
@@ -368,6 +374,7 @@ impl Device {
         netlink.converse(request, |_| {}).map_err(|source| match source.raw_os_error() {
             // EINVAL stands for everything: no such device, none of ours, not connected.
             Some(22) if !self.is_connected() => ClientError::NotOurs(self.index),
+            Some(22) if what == NEW_CONNECTIONS => ClientError::StillOpen(self.index),
             _ => ClientError::Refused { what, source },
         })
     }

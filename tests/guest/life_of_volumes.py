@@ -101,8 +101,9 @@ def is_let_go_without_an_engine(frontend):
     # A FUSE device fails everybody since its keeper is gone.
     if frontend != "fuse":
         expect(disk.refuses_to_stop(), "a device was taken from who has it open")
-    os.close(held)
     writer = waits_for_an_engine(disk) if frontend != "fuse" and kernel_is(6, 16) else None
+    if not writer:
+        os.close(held)
     # It says that nothing could be flushed.
     said = disk.host.ctl("down", disk.volume, check=False).stderr
     expect(not os.path.lexists(disk.device), f"{disk.device} is still there: {said}")
@@ -113,7 +114,14 @@ def is_let_go_without_an_engine(frontend):
         # Their processes have made empty ones.
         shutil.rmtree(place, ignore_errors=True)
         os.rename(place + ".away", place)
+    if writer and frontend == "nbd":
+        # The kernel has the number free once nobody has it open.
+        said = disk.host.ctl("up", disk.volume, check=False).stderr
+        expect("is still open" in said and f"(pid {os.getpid()})" in said, f"who has it open is not named: {said}")
+        os.close(held)
     disk.up()
+    if writer and frontend != "nbd":
+        os.close(held)
     disk.stop()
 
 

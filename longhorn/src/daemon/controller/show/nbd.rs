@@ -20,7 +20,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use fuse_frontend::{NodeError, node};
 use nbd_frontend::Export;
 use nbd_frontend::client::{Served, handshake};
-use nbd_frontend::kernel::{self, Adopted, Device, Settings, Slow};
+use nbd_frontend::kernel::{self, Adopted, ClientError, Device, Settings, Slow};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::super::queues::{Order, Queues};
@@ -252,7 +252,10 @@ fn hand_over(identifier: &str) -> Result<OwnedFd> {
     loop {
         let (kernels, ours) = UnixStream::pair().context("a pair of sockets")?;
         let mut device = kernel::find(identifier).context(DISCONNECTED)?;
-        device.reconnect(vec![kernels.into()])?;
+        device.reconnect(vec![kernels.into()]).map_err(|e| match e {
+            ClientError::StillOpen(_) => anyhow!("{e}{}: unmount or close it first", by_whom(&device)),
+            e => e.into(),
+        })?;
         device.let_go();
         let ours = ours.into();
         if !is_lost(&ours)? {
@@ -263,6 +266,13 @@ fn hand_over(identifier: &str) -> Result<OwnedFd> {
         }
         std::thread::sleep(AGAIN);
     }
+}
+
+/// Who has the device open, in brackets, if that is seen.
+fn by_whom(device: &Device) -> String {
+    let users = fuse_frontend::users_of(&device.path());
+    let named: Vec<String> = users.iter().map(ToString::to_string).collect();
+    if named.is_empty() { String::new() } else { format!(" ({})", named.join(", ")) }
 }
 
 /// True if the kernel has closed its end.
