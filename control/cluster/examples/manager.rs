@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use lh_cluster::agent::Reach;
 use lh_cluster::plan::instance_manager::RunBy;
-use lh_cluster::run::{Options, authority_socket, run_here};
+use lh_cluster::run::{Clock, Options, authority_socket, run_here};
 use tokio::signal::unix::{SignalKind, signal};
 
 #[tokio::main(flavor = "current_thread")]
@@ -32,6 +32,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         image: "longhorn:dev".to_owned(),
         webhook,
         settings: std::sync::Arc::default(),
+        clock: Clock::default(),
     };
     let mut terminate = signal(SignalKind::terminate())?;
     run_here(options, Reach::ThisMachine, None, async move {

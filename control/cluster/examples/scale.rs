@@ -16,7 +16,7 @@ use lh_cluster::agent::{
 };
 use lh_cluster::api::{InstanceState, NAMESPACE, ReplicaMode, ReplicaSpec, SnapshotLimits};
 use lh_cluster::plan::instance_manager::RunBy;
-use lh_cluster::run::{Options, run};
+use lh_cluster::run::{Clock, Options, run};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use tonic::async_trait;
@@ -258,6 +258,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             image: "longhorn:scale".to_owned(),
             webhook: None,
             settings: Arc::default(),
+            clock: Clock::default(),
         };
         let client = kube::Client::try_default().await?;
         managers.spawn(run(options, client, agent, std::future::pending()));

@@ -11,6 +11,7 @@ mod cache;
 mod capacity;
 mod certificate;
 mod clients;
+mod clock;
 mod desk;
 mod drain;
 mod engines;
@@ -45,12 +46,13 @@ mod webhook;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use control::host::{Root, RootError};
 use kube::ResourceExt;
 use thiserror::Error;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use crate::agent::{Agent, Bounded, LocalAgent, ProcessView, Reach, authority_at};
 use crate::plan::instance_manager::RunBy;
@@ -63,6 +65,7 @@ use queue::{Outcome, Queue};
 
 pub use alone::alone;
 pub use clients::Clients;
+pub use clock::Clock;
 pub use request::{RequestError, Trimmed, request_trim, trim};
 
 /// How often the engines and disks of this node are asked how they are: over unix sockets of the node, without the API
@@ -88,6 +91,8 @@ pub struct Options {
     pub webhook: Option<u16>,
     /// Defaults of settings that go before those of Longhorn.
     pub settings: Arc<Given>,
+    /// What time it is.
+    pub clock: Clock,
 }
 
 /// Why a manager does not run.
@@ -224,11 +229,12 @@ pub async fn run(
     agent: Arc<dyn Agent>,
     stop: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
-    let desk = Desk::new(clients.into(), &options.namespace, &options.node);
+    let desk = Desk::new(clients.into(), &options.namespace, &options.node, options.clock);
     let mut stop = std::pin::pin!(stop);
     tokio::select! {
-        checked = alone(&desk.client, &desk.namespace) => checked?,
+        biased;
         () = &mut stop => return Ok(()),
+        checked = alone(&desk.client, &desk.namespace) => checked?,
     }
     let news = Arc::new(News::default());
     let (cache, watches) = Local::new(&desk, &news, &options);
@@ -244,8 +250,9 @@ pub async fn run(
     let context =
         Arc::new(Context { options, desk, cache, agent, news, counted, processes, leadership, certificate });
     tokio::select! {
-        () = context.cache.ready() => {}
+        biased;
         () = &mut stop => return Ok(()),
+        () = context.cache.ready() => {}
     }
     let socket = context.options.authority.clone();
     let authority = authority::serve(context.desk.clone(), &socket);
@@ -255,13 +262,14 @@ pub async fn run(
     context.news.tell([Key::Here, Key::Programs, Key::Certificate]);
     tracing::info!(node = context.options.node, "manager is ready");
     tokio::select! {
-        () = work(&context) => Ok(()),
+        biased;
         () = &mut stop => Ok(()),
         ended = authority => match ended {
             Err(source) => Err(RunError::Socket { socket: socket.clone(), source }),
             Ok(()) => Ok(()),
         },
         ended = answer_questions(&context) => ended,
+        () = work(&context) => Ok(()),
     }
 }
 
@@ -287,16 +295,13 @@ async fn work(context: &Arc<Context>) {
         let due = queue.next_due();
         let sleep = async {
             match due {
-                Some(due) => tokio::time::sleep_until(due.into()).await,
+                Some(due) => tokio::time::sleep_until(due).await,
                 None => std::future::pending().await,
             }
         };
+        // What has ended first: its place is free for what is due.
         tokio::select! {
-            () = context.news.wait() => {
-                for key in context.news.take() {
-                    queue.changed(key, Instant::now());
-                }
-            }
+            biased;
             Some(ended) = looks.join_next() => match ended {
                 Ok((key, outcome)) => queue.ended(key, outcome, Instant::now()),
                 // A panic is a mistake in a decision: all is looked at again, and the log has it.
@@ -306,6 +311,11 @@ async fn work(context: &Arc<Context>) {
                     context.news.tell(processes::everything(context).into_iter().chain([Key::All]));
                 }
             },
+            () = context.news.wait() => {
+                for key in context.news.take() {
+                    queue.changed(key, Instant::now());
+                }
+            }
             () = sleep => {}
         }
     }

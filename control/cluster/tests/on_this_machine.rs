@@ -12,7 +12,7 @@ use api_server::ApiServer;
 use control::host::Root;
 use lh_cluster::agent::{Agent, LocalAgent, Reach};
 use lh_cluster::plan::instance_manager::RunBy;
-use lh_cluster::run::{Options, authority_socket, run};
+use lh_cluster::run::{Clock, Options, authority_socket, run};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
@@ -74,6 +74,7 @@ impl Machine {
             authority,
             webhook: None,
             settings: Arc::default(),
+            clock: Clock::default(),
         };
         let (stop, stopped) = oneshot::channel();
         let (client, shared) = (server.client(), Arc::clone(&agent));

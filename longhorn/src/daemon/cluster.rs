@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use lh_cluster::agent::Reach;
 use lh_cluster::api::NAMESPACE;
 use lh_cluster::plan::instance_manager::RunBy;
-use lh_cluster::run::{Options, authority_socket, run_here};
+use lh_cluster::run::{Clock, Options, authority_socket, run_here};
 use lh_cluster::settings::Given;
 
 use super::csi::endpoint;
@@ -82,7 +82,9 @@ pub(super) fn run(args: ClusterArgs) -> Result<()> {
         ),
     };
     let settings = Arc::new(args.default_settings.map(|from| given(&from)).transpose()?.unwrap_or_default());
-    let options = Options { node, namespace, root, image, instance_manager, authority, webhook, settings };
+    let clock = Clock::default();
+    let options =
+        Options { node, namespace, root, image, instance_manager, authority, webhook, settings, clock };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let stop = super::asked_to_end()?;

@@ -229,7 +229,8 @@ mod tests {
             let body = kube::client::Body::from(text.to_string().into_bytes());
             Ok::<_, std::convert::Infallible>(http::Response::builder().status(404).body(body).unwrap())
         });
-        Desk::new(kube::Client::new(nothing, "longhorn-system").into(), "longhorn-system", "n1")
+        let client = kube::Client::new(nothing, "longhorn-system");
+        Desk::new(client.into(), "longhorn-system", "n1", super::super::Clock::default())
     }
 
     #[tokio::test]

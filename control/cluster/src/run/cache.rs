@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures::StreamExt;
 use futures::future::BoxFuture;
+use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Node as KubeNode, Pod, PodTemplate, Secret};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::ResourceExt;
@@ -22,7 +22,6 @@ use super::Options;
 use super::certificate::SECRET;
 use super::clients::was_silent;
 use super::desk::Desk;
-use super::patience::Patience;
 use super::queue::{Lane, Laned};
 use super::shelf::{Item, Shelf};
 use crate::api::{
@@ -222,7 +221,7 @@ impl Local {
         options: &Options,
     ) -> (Self, Vec<BoxFuture<'static, ()>>) {
         let here = options.node.as_str();
-        let mut to = Watches { news: Arc::clone(news), all: Vec::new() };
+        let mut to = Watches { desk, news: Arc::clone(news), all: Vec::new() };
         let of_node = format!("{NODE_FIELD}={here}");
         let named = |name: &str| format!("metadata.name={name}");
         let local = Self {
@@ -299,7 +298,7 @@ pub(super) struct Global {
 impl Global {
     /// Everything, and what keeps it up to date for as long as it is polled.
     pub(super) fn new(desk: &Desk, news: &Arc<News>) -> (Self, Vec<BoxFuture<'static, ()>>) {
-        let mut to = Watches { news: Arc::clone(news), all: Vec::new() };
+        let mut to = Watches { desk, news: Arc::clone(news), all: Vec::new() };
         let global = Self {
             volumes: to.watch(desk.watched(), "", |v: &Volume| {
                 [Key::Volume(v.name_any()), Key::Attachment(v.name_any())]
@@ -343,12 +342,13 @@ impl Global {
 }
 
 /// Watches that are being begun.
-struct Watches {
+struct Watches<'a> {
+    desk: &'a Desk,
     news: Arc<News>,
     all: Vec<BoxFuture<'static, ()>>,
 }
 
-impl Watches {
+impl Watches<'_> {
     /// Begins to watch those of one kind that `fields` selects; empty: all.
     fn watch<K: Item>(
         &mut self,
@@ -359,22 +359,21 @@ impl Watches {
         let config = watcher::Config::default();
         let config = if fields.is_empty() { config } else { config.fields(fields) };
         let shelf = Shelf::new();
-        self.all.push(Box::pin(follow(api, config, Arc::clone(&self.news), shelf.clone(), keys)));
+        let (patience, news) = (self.desk.patience::<K>(), Arc::clone(&self.news));
+        self.all.push(Box::pin(follow(watcher(api, config).backoff(patience), news, shelf.clone(), keys)));
         shelf
     }
 }
 
 async fn follow<K: Item>(
-    api: Api<K>,
-    config: watcher::Config,
+    events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send,
     news: Arc<News>,
     shelf: Shelf<K>,
     keys: impl Fn(&K) -> Vec<Key> + Send,
 ) {
     // Who wrote which field is as large as the object itself, and nobody asks for it.
     let lean = |object: &mut K| object.meta_mut().managed_fields = None;
-    let events = watcher(api, config).backoff(Patience::default()).modify(lean);
-    let mut events = std::pin::pin!(events);
+    let mut events = std::pin::pin!(events.modify(lean));
     while let Some(event) = events.next().await {
         match event {
             Ok(event) => {

@@ -164,7 +164,7 @@ pub(super) async fn look(context: &Context, leads: bool) -> Done<Outcome> {
     if !leads {
         return Ok(Outcome::Done);
     }
-    let now = Timestamp::now();
+    let now = desk.now();
     if !is_due(secret.as_deref(), now) {
         let authorities = secret.as_deref().map(|s| ByteString(part(s, AUTHORITIES).to_vec()));
         register(context, &authorities.unwrap_or_default()).await?;

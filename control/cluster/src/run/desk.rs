@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 
 use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::events::{Event as KubeEvent, EventType, Recorder, Reporter};
 use kube::{Client, Resource, ResourceExt};
@@ -12,7 +13,9 @@ use serde_json::json;
 use thiserror::Error;
 
 use super::clients::Clients;
+use super::clock::Clock;
 use super::patch;
+use super::patience::Patience;
 use crate::agent::AgentError;
 use crate::plan::{Event, FINALIZER};
 
@@ -64,6 +67,8 @@ pub(super) struct Desk {
     pub(super) watching: Client,
     pub(super) namespace: String,
     recorder: Recorder,
+    identity: String,
+    clock: Clock,
 }
 
 /// What every kind here is.
@@ -82,12 +87,23 @@ impl<K> Kind for K where
 }
 
 impl Desk {
-    pub(super) fn new(clients: Clients, namespace: &str, identity: &str) -> Self {
+    pub(super) fn new(clients: Clients, namespace: &str, identity: &str, clock: Clock) -> Self {
         let Clients { requests: client, watches: watching } = clients;
         let reporter =
             Reporter { controller: "longhorn-manager".into(), instance: Some(identity.to_owned()) };
         let recorder = Recorder::new(client.clone(), reporter);
-        Self { client, watching, namespace: namespace.to_owned(), recorder }
+        let (namespace, identity) = (namespace.to_owned(), identity.to_owned());
+        Self { client, watching, namespace, recorder, identity, clock }
+    }
+
+    /// How long a lost watch of that kind waits.
+    pub(super) fn patience<K: Resource<DynamicType = ()>>(&self) -> Patience {
+        Patience::of(&self.identity, &K::kind(&()))
+    }
+
+    /// What time it is, as it is written.
+    pub(super) fn now(&self) -> Timestamp {
+        self.clock.now()
     }
 
     pub(super) fn api<K: Kind>(&self) -> Api<K> {

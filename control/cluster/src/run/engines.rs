@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::api::ListParams;
 use lh_block::Generation;
@@ -56,7 +55,7 @@ async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
         view: view.as_ref(),
         rebuild_limits: rebuild_limits(context, &resource.spec.volume_name),
         relay_address: &process.map(|p| context.agent.relay_address(name, p)).unwrap_or_default(),
-        now: Timestamp::now(),
+        now: context.desk.now(),
     });
     let mut outcome = Outcome::Done;
     let mut version = resource.resource_version();
@@ -151,7 +150,7 @@ async fn say_not_expanded(
     }
     let mut new = old.clone();
     new.last_expansion_error = why.to_string();
-    new.last_expansion_failed_at = written(Timestamp::now());
+    new.last_expansion_failed_at = written(context.desk.now());
     context.desk.set_status::<Engine, _>(&resource.name_any(), None, &old, &new).await?;
     Ok(None)
 }

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 
 use super::cache::{instance_manager, is_cordoned};
@@ -71,7 +70,7 @@ async fn look_at_node(context: &Context) -> Done<Outcome> {
         unmet: unmet.as_deref(),
         instance_manager: &instance_manager(name),
         settings: &settings,
-        now: Timestamp::now(),
+        now: context.desk.now(),
     });
     let old = resource.status.clone().unwrap_or_default();
     let version = resource.resource_version();

@@ -16,7 +16,6 @@ use kube::runtime::watcher::{self, watcher};
 use tokio::time::MissedTickBehavior;
 
 use super::desk::{Desk, Kind};
-use super::patience::Patience;
 use crate::api::{
     BackingImage, BackingImageDataSource, BackingImageManager, Backup, BackupBackingImage, BackupTarget,
     BackupVolume, Engine, EngineImage, InstanceManager, Node, RecurringJob, ShareManager, SupportBundle,
@@ -55,7 +54,7 @@ pub(super) fn let_go(desk: &Desk) -> Vec<BoxFuture<'static, ()>> {
 }
 
 async fn follow<K: Kind + Send + Sync + 'static>(desk: Desk) {
-    let events = watcher(desk.watched::<K>(), watcher::Config::default()).backoff(Patience::default());
+    let events = watcher(desk.watched::<K>(), watcher::Config::default()).backoff(desk.patience::<K>());
     let mut objects = std::pin::pin!(events.applied_objects());
     // What could not be let go of keeps no other: it is tried again beside them, as it was told of last.
     let mut left: BTreeMap<String, K> = BTreeMap::new();
@@ -63,6 +62,7 @@ async fn follow<K: Kind + Send + Sync + 'static>(desk: Desk) {
     again.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let object = tokio::select! {
+            biased;
             object = objects.next() => object,
             _ = again.tick() => {
                 for (name, object) in std::mem::take(&mut left) {

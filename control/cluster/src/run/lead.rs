@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use super::cache::{Global, Key, News};
 use super::desk::Desk;

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node as KubeNode, Secret};
-use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::core::object::HasSpec;
 use kube::{Api, Resource, ResourceExt};
@@ -62,7 +61,7 @@ pub(super) async fn volume(context: &Context, lead: &Lead, name: &str) -> Done<O
             nodes_up: &picture.up,
             settings: &picture.settings,
             image: &context.options.image,
-            now: Timestamp::now(),
+            now: context.desk.now(),
         })
     };
     let actions = lead.decide_rebuilds(name, decide);
@@ -302,7 +301,7 @@ async fn set_ticket(
 pub(super) async fn attachment(context: &Context, lead: &Lead, name: &str) -> Done<Outcome> {
     let Some(attachment) = lead.cache.attachments.get(name) else { return Ok(Outcome::Done) };
     let volume = lead.cache.volumes.get(&attachment.spec.volume);
-    let decided = attachment::plan(&attachment, volume.as_deref(), &written(Timestamp::now()));
+    let decided = attachment::plan(&attachment, volume.as_deref(), &written(context.desk.now()));
     let old = attachment.status.clone().unwrap_or_default();
     let new = VolumeAttachmentStatus { attachment_ticket_statuses: decided.tickets };
     let version = attachment.resource_version();
@@ -321,8 +320,12 @@ pub(super) async fn attachment(context: &Context, lead: &Lead, name: &str) -> Do
 }
 
 /// A snapshot and its volume, where no engine runs for it.
-fn observed<'a>(snapshot: &'a Snapshot, volume: Option<&'a Volume>) -> snapshot::Observed<'a> {
-    snapshot::Observed { in_use: false, snapshot, volume, engine: None, now: Timestamp::now() }
+fn observed<'a>(
+    context: &Context,
+    snapshot: &'a Snapshot,
+    volume: Option<&'a Volume>,
+) -> snapshot::Observed<'a> {
+    snapshot::Observed { in_use: false, snapshot, volume, engine: None, now: context.desk.now() }
 }
 
 /// Has a volume that rests attached for as long as a snapshot of it waits for an engine. Decided with the volume: the last one
@@ -333,7 +336,7 @@ async fn keep_attached_for_snapshots(context: &Context, lead: &Lead, volume: &Vo
     }
     let (cache, name) = (&lead.cache, volume.name_any());
     let snapshots = context.cache.snapshots.of(&name);
-    let needed = snapshots.iter().any(|s| snapshot::needs_engine(&observed(s, Some(volume))));
+    let needed = snapshots.iter().any(|s| snapshot::needs_engine(&observed(context, s, Some(volume))));
     let attachment = cache.attachments.get(&name);
     let id = ticket_id(TicketType::Snapshot);
     let asked =
@@ -353,7 +356,7 @@ pub(super) async fn snapshot(context: &Context, lead: &Lead, name: &str) -> Done
     let Some(snapshot) = context.cache.snapshots.get(name) else { return Ok(Outcome::Done) };
     let volume = lead.cache.volumes.get(&snapshot.spec.volume);
     let volume_stays = volume.as_ref().is_some_and(|v| v.metadata.deletion_timestamp.is_none());
-    let observed = observed(&snapshot, volume.as_deref());
+    let observed = observed(context, &snapshot, volume.as_deref());
     if !volume_stays && snapshot::plan(&observed).contains(&snapshot::Action::RemoveFinalizer) {
         forget(context, snapshot.as_ref()).await?;
     }

@@ -4,7 +4,9 @@
 //! who asks compares with the clock.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::cache::Key;
 use super::lead::Lead;

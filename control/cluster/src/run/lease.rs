@@ -4,13 +4,13 @@
 //! was seen here. One that was never seen to change is given a whole term.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::api::{ObjectMeta, PostParams};
+use tokio::time::Instant;
 
 use super::desk::{Desk, Done, ReconcileError, is_missing};
 
@@ -150,7 +150,7 @@ impl Claim {
             Right::Take => {
                 let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
                 spec.holder_identity = Some(self.identity.clone());
-                spec.acquire_time = Some(MicroTime(Timestamp::now()));
+                spec.acquire_time = Some(MicroTime(desk.now()));
                 spec.lease_transitions = Some(spec.lease_transitions.unwrap_or_default().saturating_add(1));
             }
         }
@@ -160,7 +160,7 @@ impl Claim {
     /// Writes the lease with the time of now. False: somebody else was faster, or it is gone.
     async fn write(&mut self, desk: &Desk, mut lease: Lease) -> Done<bool> {
         let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
-        spec.renew_time = Some(MicroTime(Timestamp::now()));
+        spec.renew_time = Some(MicroTime(desk.now()));
         spec.lease_duration_seconds = Some(term_seconds());
         let (api, as_usual) = (desk.api::<Lease>(), PostParams::default());
         let written = answer(api.replace(&self.name, &as_usual, &lease)).await?;
@@ -170,7 +170,7 @@ impl Claim {
     async fn create(&mut self, desk: &Desk) -> Done<bool> {
         let labels = self.labelled.then(|| [(NODE_LABEL.to_owned(), self.identity.clone())].into());
         let metadata = ObjectMeta { name: Some(self.name.clone()), labels, ..ObjectMeta::default() };
-        let now = MicroTime(Timestamp::now());
+        let now = MicroTime(desk.now());
         let spec = LeaseSpec {
             holder_identity: Some(self.identity.clone()),
             lease_duration_seconds: Some(term_seconds()),

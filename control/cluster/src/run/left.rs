@@ -4,11 +4,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
+use tokio::time::Instant;
 
 use super::Context;
 use super::desk::Done;

@@ -2,13 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
 
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::cache::Key;
 use super::desk::Done;
@@ -91,7 +90,7 @@ async fn tell_of_the_silent(context: &Context, lead: &Lead, now: &str) -> Done {
 /// Says of nodes whose manager died that they are not ready, and keeps what stands for all nodes.
 pub(super) async fn look(context: &Context, lead: &Lead) -> Done<Outcome> {
     let up = context.nodes_up();
-    tell_of_the_silent(context, lead, &written(Timestamp::now())).await?;
+    tell_of_the_silent(context, lead, &written(context.desk.now())).await?;
     keep_settings(context).await?;
     keep_engine_images(context, lead, &up).await?;
     if picture_changed(context, lead, &up) {

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::api::ListParams;
 
@@ -95,7 +94,7 @@ pub(super) async fn look(
             instances: &known.instances,
             orphans: &orphans.iter().map(AsRef::as_ref).collect::<Vec<_>>(),
             deletion: &deletion,
-            now: Timestamp::now(),
+            now: context.desk.now(),
         })
     };
     let mut actions = plan(&Known::here(context));

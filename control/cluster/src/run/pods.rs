@@ -42,7 +42,7 @@ pub(super) async fn of_dead_node(context: &Context, node: &str) -> Done<Outcome>
     let pods: Api<Pod> = Api::all(context.desk.client.clone());
     let there = ListParams::default().fields(&format!("spec.nodeName={node}"));
     let pods = pods.list(&there).await?.items;
-    let stuck: Vec<&Pod> = stuck(&pods, policy, Timestamp::now()).collect();
+    let stuck: Vec<&Pod> = stuck(&pods, policy, context.desk.now()).collect();
     let mut refused = None;
     if !stuck.is_empty() {
         for action in leave(stuck, &claims(context, node).await?) {
@@ -59,7 +59,7 @@ pub(super) async fn after_loss(context: &Context, lead: &Lead, volume: &str) -> 
         return Ok(Outcome::Done);
     };
     let status = resource.status.clone().unwrap_or_default();
-    let now = Timestamp::now();
+    let now = context.desk.now();
     let lost: Option<Timestamp> = status.remount_requested_at.parse().ok();
     let is_recent = |lost: &Timestamp| now.duration_since(*lost).unsigned_abs() < REMOUNT;
     let Some(lost) = lost.filter(is_recent).filter(|_| !status.current_node_id.is_empty()) else {

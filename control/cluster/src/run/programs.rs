@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use serde_json::json;
 
@@ -91,7 +90,7 @@ pub(super) fn judge(
         },
         ref_count: i64::try_from(uses).unwrap_or(i64::MAX),
         no_ref_since: match (uses, old.no_ref_since.is_empty()) {
-            (0, true) => written(Timestamp::now()),
+            (0, true) => written(context.desk.now()),
             (0, false) => old.no_ref_since.clone(),
             _ => String::new(),
         },

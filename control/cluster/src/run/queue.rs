@@ -3,7 +3,9 @@
 //! ([`Lane`]), so that what it waits for, and what it does not concern, has one.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// The first wait after a failure; it doubles with each further one.
 const RETRY_FIRST: Duration = Duration::from_millis(100);

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::api::ListParams;
 
@@ -84,7 +83,7 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
         process,
         programs: programs::of_process(context, images, process).await,
         view: view.as_ref(),
-        now: Timestamp::now(),
+        now: context.desk.now(),
     });
     let mut outcome = Outcome::Done;
     let mut version = resource.resource_version();
@@ -137,7 +136,7 @@ async fn remove_data(context: &Context, resource: &Replica) -> Done<Outcome> {
             let deleted = resource.metadata.deletion_timestamp.as_ref();
             // The API server's clock and this node's: one that is behind has not waited at all.
             let waited =
-                deleted.and_then(|at| Duration::try_from(Timestamp::now().duration_since(at.0)).ok());
+                deleted.and_then(|at| Duration::try_from(context.desk.now().duration_since(at.0)).ok());
             let is_over = waited.is_some_and(|waited| waited >= VOLUME_PATIENCE);
             tell_unasked(context, resource, is_over).await;
             if !is_over {

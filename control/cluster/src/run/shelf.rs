@@ -3,7 +3,7 @@
 //! A look at one volume reads what is of that volume, however many others there are. Two counters say whether anything is
 //! there that could change a decision about all: objects that came and went, and those that differ in what counts.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -40,8 +40,8 @@ impl<K> Clone for Shelf<K> {
 }
 
 struct Content<K> {
-    objects: HashMap<String, Arc<K>>,
-    of: HashMap<String, BTreeSet<String>>,
+    objects: BTreeMap<String, Arc<K>>,
+    of: BTreeMap<String, BTreeSet<String>>,
     stamp: u64,
     changes: u64,
     /// What a list that is not at its end yet has told.
@@ -110,8 +110,8 @@ impl<K: Item> Content<K> {
 impl<K: Item> Shelf<K> {
     pub(super) fn new() -> Self {
         let content = Content {
-            objects: HashMap::new(),
-            of: HashMap::new(),
+            objects: BTreeMap::new(),
+            of: BTreeMap::new(),
             stamp: 0,
             changes: 0,
             listed: BTreeMap::new(),

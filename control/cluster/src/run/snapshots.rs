@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::api::ListParams;
 
@@ -38,7 +37,7 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
         volume: Some(&volume),
         engine: Some(engine),
         in_use,
-        now: Timestamp::now(),
+        now: context.desk.now(),
     });
     let mut version = resource.resource_version();
     // Nothing of the snapshot itself changes when the copy ends.

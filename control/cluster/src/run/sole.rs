@@ -70,6 +70,7 @@ mod tests {
             authority: root.join("authority"),
             webhook: None,
             settings: std::sync::Arc::default(),
+            clock: super::super::Clock::default(),
         }
     }
 

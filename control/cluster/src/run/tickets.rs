@@ -2,7 +2,9 @@
 //! used it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// How often Kubernetes is asked about a ticket.
 const ROUND: Duration = Duration::from_secs(20);

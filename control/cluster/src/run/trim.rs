@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 
 use super::Context;
@@ -50,7 +49,7 @@ pub(super) async fn look(context: &Context, lead: Option<&Lead>, name: &str) -> 
                     Told::Away(e.to_string())
                 }
             };
-            let Some(mut answer) = answer(&told, request, Timestamp::now()) else {
+            let Some(mut answer) = answer(&told, request, context.desk.now()) else {
                 return Ok(Outcome::Again(LOOK));
             };
             if answer.is_done() && removes_snapshots(&volume, &context.cache.settings()) {
@@ -104,7 +103,7 @@ async fn write(context: &Context, volume: &Volume, request: &str, answer: &Answe
         };
         let old = fresh.status.clone().unwrap_or_default();
         let mut new = old.clone();
-        answer.write(request, &mut new.conditions, Timestamp::now());
+        answer.write(request, &mut new.conditions, desk.now());
         match desk.set_status::<Volume, _>(&name, fresh.resource_version().as_deref(), &old, &new).await {
             Err(e @ ReconcileError::Stale) => last = e,
             other => return other,

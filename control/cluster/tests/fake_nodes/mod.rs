@@ -14,7 +14,7 @@ use lh_cluster::agent::{
 };
 use lh_cluster::api::{InstanceState, ReplicaMode, ReplicaSpec, SnapshotLimits};
 use lh_cluster::plan::instance_manager::RunBy;
-use lh_cluster::run::{Options, run};
+use lh_cluster::run::{Clock, Options, run};
 use lh_cluster::settings::Given;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, oneshot};
@@ -422,6 +422,7 @@ impl Cluster {
             authority,
             webhook: None,
             settings: Arc::new(self.given.clone()),
+            clock: Clock::default(),
         };
         let (stop, stopped) = oneshot::channel();
         let client = self.server.client();
