@@ -31,6 +31,19 @@ pub fn choose_removal<'a>(cluster: &Cluster, want: &Want, residents: &'a [Reside
     })
 }
 
+/// Which two replicas are in one place though the volume's anti-affinity keeps them apart, for people; `None`: no two are.
+pub fn together(cluster: &Cluster, want: &Want, residents: &[Resident]) -> Option<String> {
+    let twice = |place: fn(&Cluster, &Resident) -> String| {
+        let mut places: Vec<String> = residents.iter().map(|r| place(cluster, r)).collect();
+        places.sort();
+        places.windows(2).find(|two| two[0] == two[1]).map(|two| two[0].clone())
+    };
+    let on_node = || twice(|_, r| r.node.clone()).map(|node| format!("two are on node {node}"));
+    let in_zone = || twice(|c, r| c.zone(&r.node).to_owned()).map(|zone| format!("two are in zone {zone}"));
+    let nodes = if want.node_soft { None } else { on_node() };
+    nodes.or_else(|| if want.zone_soft { None } else { in_zone() })
+}
+
 /// True if the replica is where the volume's selectors would not put it.
 fn lacks_tags(cluster: &Cluster, want: &Want, r: &Resident) -> bool {
     let Some(node) = cluster.nodes.get(&r.node) else { return true };

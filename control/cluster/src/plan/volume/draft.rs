@@ -140,9 +140,20 @@ impl<'a> Draft<'a> {
         self.replicas.iter().map(resident).collect()
     }
 
+    /// The same where one more is to be placed. One that failed before it was ever filled keeps its node from the next one: what kept
+    /// it from being filled would keep that one, too.
+    pub(super) fn occupants(&self) -> Vec<Resident> {
+        let mut residents = self.residents();
+        for resident in &mut residents {
+            let was_filled = self.replicas.get(&resident.name).is_none_or(|r| !r.healthy_at.is_empty());
+            resident.failed &= was_filled;
+        }
+        residents
+    }
+
     /// True if the replica holds everything: its engine says so, or none runs and nothing was wrong with it.
     pub(super) fn is_in_sync(&self, name: &str, spec: &ReplicaSpec) -> bool {
-        if self.engine_state() == InstanceState::Running {
+        if self.tells_modes() {
             return self.mode(name) == Some(ReplicaMode::ReadWrite);
         }
         spec.failed_at.is_empty() && self.is_member(name)
@@ -176,6 +187,13 @@ impl<'a> Draft<'a> {
             }
             Quorum::Unsafe => false,
         }
+    }
+
+    /// True while the engine says what each replica is to it. A relay, and an engine that has just taken one's place, do not.
+    pub(super) fn tells_modes(&self) -> bool {
+        let told = self.o.engine.and_then(|e| e.status.as_ref());
+        let has_told = told.is_some_and(|s| !s.relaying && !s.replica_mode_map.is_empty());
+        has_told && self.engine_state() == InstanceState::Running
     }
 
     /// What the replica is to the running engine.

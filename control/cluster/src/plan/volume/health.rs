@@ -23,7 +23,7 @@ impl Draft<'_> {
     pub(super) fn follow_modes(&mut self) {
         let names: Vec<String> = self.replicas.keys().cloned().collect();
         let engine = self.engine_state();
-        let serves = engine == InstanceState::Running;
+        let serves = self.tells_modes();
         for name in names {
             let mode = if serves { self.mode(&name) } else { None };
             let state = self.replica_state(&name);

@@ -156,6 +156,13 @@ impl Draft<'_> {
         match self.engine_state() {
             InstanceState::Running => return self.stay_attached(target),
             // What it waits for may have come back at another address, or be one that was away when it started.
+            InstanceState::Starting if self.waits_in_vain() => {
+                if let Some(engine) = &mut self.engine {
+                    engine.desire_state = DesireState::Stopped;
+                }
+                self.status.state = VolumeState::Attaching;
+                return;
+            }
             InstanceState::Starting => self.tell_addresses(),
             // The manager of the node is silent; its engine most likely is not. Whoever wants the volume elsewhere says so.
             InstanceState::Unknown if was_here => return,
@@ -248,8 +255,23 @@ impl Draft<'_> {
     /// The same of those that an engine may begin with.
     fn first_addresses(&self) -> std::collections::BTreeMap<String, String> {
         let mut addresses = self.addresses();
-        addresses.retain(|name, _| self.may_begin(name));
+        addresses.retain(|name, _| self.may_begin(name) && !self.is_no_loss(name));
         addresses
+    }
+
+    /// True for a replica that failed, and does not run, of a volume that was never served: it holds nothing, and the very first
+    /// start needs all that the engine is told of.
+    fn is_no_loss(&self, name: &str) -> bool {
+        let is_left = self.replicas.get(name).is_none_or(|spec| !spec.failed_at.is_empty());
+        is_left && self.replica_state(name) != InstanceState::Running && self.was_never_served()
+    }
+
+    /// True for an engine that begins the volume with a replica that will not be there: it is to begin without it, under another
+    /// number. It may have begun by now; then the authority has its epoch, and the next one begins with that.
+    fn waits_in_vain(&self) -> bool {
+        let told = self.engine.as_ref().filter(|e| e.desire_state == DesireState::Running);
+        let mut told = told.into_iter().flat_map(|e| e.replica_address_map.keys());
+        told.any(|name| self.is_no_loss(name))
     }
 
     /// True if the replicas that the engine needs are there. The very first start needs all of them: the one that is

@@ -14,7 +14,7 @@ use crate::plan::served::{may_have_served, was_never_served};
 use crate::plan::{FINALIZER, age, engine_name};
 use crate::schedule::{
     Cluster, Emptying, Failed, Locality, Placement, Refusal, Replenish, Resident, Want, balance,
-    choose_removal, place, place_all, replenish,
+    choose_removal, place, place_all, replenish, together,
 };
 
 /// How long a failed replica stays where the volume does not say, in minutes: Longhorn's two days.
@@ -55,7 +55,7 @@ impl Draft<'_> {
             return;
         }
         self.report_places(None);
-        if !self.draw_near() {
+        if !self.draw_near() && !self.part() {
             self.spread();
         }
     }
@@ -144,7 +144,7 @@ impl Draft<'_> {
     }
 
     fn place_first(&mut self, count: usize) {
-        let (places, refusal) = place_all(self.o.cluster, &self.want(0), &self.residents(), count);
+        let (places, refusal) = place_all(self.o.cluster, &self.want(0), &self.occupants(), count);
         let enough = places.len() == count || self.o.settings.degraded_creation();
         if enough {
             for at in &places {
@@ -219,7 +219,7 @@ impl Draft<'_> {
 
     /// Where a replica may be filled now; `None`: where there is room enough is being filled.
     pub(super) fn place_now(&self, fill: u64) -> Result<Option<Placement>, Refusal> {
-        let (want, residents) = (self.want(fill), self.residents());
+        let (want, residents) = (self.want(fill), self.occupants());
         let at = place(self.o.cluster, &want, &residents)?;
         if !self.is_crowded(&at.node) {
             return Ok(Some(at));
@@ -266,6 +266,24 @@ impl Draft<'_> {
         // Without room there it stays where it is: as well as can be.
         let Ok(at) = place(self.o.cluster, &want, &residents) else { return false };
         let why = format!("a replica moves to node {node}, where the volume is used");
+        self.move_to(&at, why);
+        true
+    }
+
+    /// Has a replica made elsewhere where two are in one place that the volume's anti-affinity keeps apart: one that was given up has
+    /// come back beside its successor. One of the two goes once the new one is filled. False: nothing is to be done about that.
+    fn part(&mut self) -> bool {
+        let residents = self.residents();
+        let is_calm = residents.iter().all(|r| r.healthy && !r.failed && !r.leaving);
+        if !is_calm || residents.len() != self.wanted() || !self.is_attached() || self.migrates() {
+            return false;
+        }
+        let fill = u64::try_from(self.status.actual_size).unwrap_or_default();
+        let want = self.want(fill);
+        let Some(together) = together(self.o.cluster, &want, &residents) else { return false };
+        // Without a place of its own it stays where it is: as well as can be.
+        let Ok(at) = place(self.o.cluster, &want, &residents) else { return false };
+        let why = format!("a replica moves to node {}: {together}", at.node);
         self.move_to(&at, why);
         true
     }
@@ -454,10 +472,13 @@ impl Draft<'_> {
         let own = u64::try_from(self.o.volume.spec.stale_replica_timeout).unwrap_or_default();
         let minutes = if own > 0 { own } else { STALE_MINUTES };
         let limit = Duration::from_secs(minutes.saturating_mul(60));
+        // What was never filled is worth no waiting, and keeps its node from the next one.
+        let unfilled = self.o.settings.replenishment_wait().min(limit);
         if !residents.iter().any(|r| r.healthy && !r.failed) {
             return None;
         }
         let is_stale = |(name, spec): &(&String, &ReplicaSpec)| {
+            let limit = if spec.healthy_at.is_empty() { unfilled } else { limit };
             let is_old = age(&spec.failed_at, self.o.now).is_some_and(|a| a > limit);
             is_old && self.mode(name) != Some(ReplicaMode::WriteOnly)
         };

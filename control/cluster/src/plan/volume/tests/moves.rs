@@ -73,6 +73,58 @@ fn one_that_moves_in_and_fails_goes_and_one_that_is_not_needed_any_more_too() {
     assert_eq!(fewer.replicas.len(), 1);
 }
 
+#[test]
+fn two_replicas_that_came_to_be_on_one_node_part_where_the_volume_keeps_them_apart() {
+    let together = |change: fn(&mut World)| {
+        let mut world = World::attached_to("n1");
+        let moved = world.replica_on("n3");
+        let spec = &mut world.replicas.get_mut(&moved).unwrap().spec;
+        (spec.node_id, spec.disk_id) = ("n2".into(), "n2-d".into());
+        world.crowded = true;
+        change(&mut world);
+        world.settle();
+        world
+    };
+    let world = together(|_| {});
+    assert_eq!((world.nodes(), world.status().robustness), (vec!["n1", "n2", "n3"], Robustness::Healthy));
+    assert!(world.told.contains(&"Balancing"));
+    assert_eq!(world.plan(), [], "at rest nothing is done");
+    type Case = (&'static str, fn(&mut World));
+    let cases: &[Case] = &[
+        ("it may be so", |w| w.settings = Settings::of([("replica-soft-anti-affinity", "true")])),
+        ("no other node takes one", |w| {
+            for node in ["n3", "n4"] {
+                w.cluster.nodes.get_mut(node).unwrap().schedulable = false;
+            }
+        }),
+    ];
+    for (what, change) in cases {
+        let world = together(*change);
+        assert_eq!(world.nodes(), ["n1", "n2", "n2"], "{what}");
+    }
+}
+
+#[test]
+fn a_node_on_which_a_replica_never_came_up_gets_no_second_one_before_that_is_given_up() {
+    let mut world = World::attached_to("n1");
+    // n3 is to be emptied, and n4, the only place for what takes over, starts nothing.
+    world.cluster.nodes.get_mut("n3").unwrap().emptying = Emptying::All;
+    world.rebuilds_end = false;
+    world.settle();
+    let made = world.replica_on("n4");
+    world.cut_off.insert(made.clone());
+    world.pass(1);
+    for _ in 0..9 {
+        world.pass(60);
+    }
+    assert!(!world.replicas[&made].spec.failed_at.is_empty());
+    assert_eq!(world.nodes(), ["n1", "n2", "n3", "n4"], "one a minute would be made");
+    world.cut_off.clear();
+    world.rebuilds_end = true;
+    world.pass(120);
+    assert_eq!((world.nodes(), world.status().robustness), (vec!["n1", "n2", "n4"], Robustness::Healthy));
+}
+
 fn near(replicas: i64) -> World {
     let locality = DataLocality::BestEffort;
     let mut world = World::new(VolumeSpec {
@@ -109,6 +161,8 @@ fn what_keeps_a_replica_from_where_the_volume_is_used() {
         ("nobody uses it: it is attached without a device", |w| w.volume_mut().spec.disable_frontend = true),
         ("as many are filled there as may be", |w| w.filling = [("n4".into(), 5)].into()),
         ("one of the others does not hold everything", |w| {
+            w.attach("n1");
+            w.attach("");
             let one = w.replica_on("n1");
             w.cut_off.insert(one);
         }),

@@ -84,6 +84,45 @@ fn a_volume_that_was_never_used_begins_without_what_does_not_come_up() {
 }
 
 #[test]
+fn an_engine_that_begins_a_volume_with_a_replica_that_is_lost_begins_anew_without_it() {
+    let begun = |world: &mut World| {
+        world.settle();
+        let lost = world.replica_on("n3");
+        world.cut_off.insert(lost.clone());
+        world.attach("n1");
+        world.pass(600);
+        assert_eq!(world.status().state, VolumeState::Attaching, "the very first start needs all of them");
+        assert!(world.engine().spec.replica_address_map.contains_key(&lost));
+        lost
+    };
+    let mut world = World::new(VolumeSpec::default());
+    let lost = begun(&mut world);
+    world.up.remove("n3");
+    world.settle();
+    assert_eq!(world.status().state, VolumeState::Attached);
+    assert!(!world.engine().spec.replica_address_map.contains_key(&lost) && world.starts == 2);
+    world.up.insert("n3".into());
+    world.cut_off.clear();
+    world.settle();
+    assert_eq!(world.status().robustness, Robustness::Healthy, "it is filled once it is back");
+
+    let mut deleted = World::new(VolumeSpec::default());
+    let lost = begun(&mut deleted);
+    deleted.replicas.remove(&lost);
+    deleted.settle();
+    assert_eq!(deleted.status().state, VolumeState::Attached);
+
+    // What may hold something is waited for.
+    let mut served = World::new(VolumeSpec::default());
+    let lost = begun(&mut served);
+    let other = served.replica_on("n1");
+    served.replicas.get_mut(&other).unwrap().spec.healthy_at = written(served.now);
+    served.up.remove("n3");
+    served.pass(600);
+    assert!(served.engine().spec.replica_address_map.contains_key(&lost) && served.starts == 1);
+}
+
+#[test]
 fn what_a_majority_decides_starts_with_a_majority_of_all_replicas_alone() {
     let rests = || {
         let mut world = World::new(VolumeSpec { quorum: Quorum::Majority, ..VolumeSpec::default() });
