@@ -1,10 +1,12 @@
 //! As much of an API server as the controllers use, in memory: objects with versions, merge patches, the status
-//! subresource, finalizers, watches. It can fail requests and end watches by a seed.
+//! subresource, finalizers, watches, owners. It can be slow, fail requests, lose answers and end watches by a seed, and be cut off
+//! from a client.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -12,15 +14,15 @@ use http::{Method, Request, Response};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use serde_json::{Value, json};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 
 /// The server; clones are the same one.
 #[derive(Clone)]
 pub(crate) struct ApiServer {
     state: Arc<Mutex<State>>,
-    /// The version of the newest change.
-    news: watch::Sender<u64>,
+    /// Rings with every change. In the order in which they came all that wait hear it.
+    news: Arc<Notify>,
 }
 
 #[derive(Default)]
@@ -45,11 +47,21 @@ struct State {
     held: Option<&'static str>,
     /// How many objects of each kind were given at once at most.
     at_once: BTreeMap<String, usize>,
+    /// Requests and answers, and what watches tell, take up to so many milliseconds each.
+    slow: u64,
+    /// Clients that nothing reaches, and that reach nothing.
+    cut: BTreeSet<String>,
+    /// What time it is; `None`: always the same.
+    clock: Option<fn() -> String>,
 }
+
+/// How long a request waits for a server that is cut off.
+const UNREACHED: Duration = Duration::from_secs(10);
 
 /// One write.
 struct Change {
     version: u64,
+    at: String,
     resource: String,
     kind: &'static str,
     before: Option<Value>,
@@ -70,10 +82,30 @@ impl Change {
 }
 
 impl State {
-    /// A number below a hundred (a linear congruential generator, Knuth's constants).
-    fn roll(&mut self) -> u64 {
+    /// A number below this one (a linear congruential generator, Knuth's constants).
+    fn below(&mut self, limit: u64) -> u64 {
         self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.dice >> 33) % 100
+        (self.dice >> 33) % limit
+    }
+
+    /// True as often as requests fail now.
+    fn fails(&mut self) -> bool {
+        self.below(100) < self.faults
+    }
+
+    fn now(&self) -> String {
+        self.clock.map_or_else(|| "2026-01-01T00:00:00Z".to_owned(), |now| now())
+    }
+
+    fn new_object(&self, name: &str) -> Value {
+        json!({ "metadata": {
+            "name": name, "namespace": "longhorn-system", "uid": format!("uid-{name}-{}", self.version), "creationTimestamp": self.now(),
+        } })
+    }
+
+    /// The changes after a version.
+    fn after(&self, version: u64) -> &[Change] {
+        &self.log[self.log.partition_point(|c| c.version <= version)..]
     }
 
     fn store(&mut self, key: (String, String), mut object: Value, kind: &'static str) -> Value {
@@ -81,8 +113,8 @@ impl State {
         self.writes += 1;
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
         let before = self.objects.remove(&key);
-        let (version, resource) = (self.version, key.0.clone());
-        self.log.push(Change { version, resource, kind, before, object: object.clone() });
+        let (version, at, resource) = (self.version, self.now(), key.0.clone());
+        self.log.push(Change { version, at, resource, kind, before, object: object.clone() });
         if kind != "DELETED" {
             self.objects.insert(key, object.clone());
         }
@@ -155,7 +187,7 @@ fn is_selected(object: &Value, query: &BTreeMap<String, String>) -> bool {
 impl ApiServer {
     pub(crate) fn new(seed: u64) -> Self {
         let state = State { dice: seed, ..State::default() };
-        Self { state: Arc::new(Mutex::new(state)), news: watch::channel(0).0 }
+        Self { state: Arc::new(Mutex::new(state)), news: Arc::default() }
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -165,6 +197,48 @@ impl ApiServer {
     /// From now on so many of a hundred requests fail, and as many watches end.
     pub(crate) fn fail(&self, percent: u64) {
         self.state().faults = percent;
+    }
+
+    /// From now on everything takes up to so many milliseconds each way.
+    pub(crate) fn slow(&self, milliseconds: u64) {
+        self.state().slow = milliseconds;
+    }
+
+    /// Cuts a client off, or lets it back.
+    pub(crate) fn cut(&self, client: &str, is_cut: bool) {
+        let mut state = self.state();
+        if is_cut {
+            state.cut.insert(client.to_owned())
+        } else {
+            state.cut.remove(client)
+        };
+        self.news.notify_waiters();
+    }
+
+    /// What time it is, for what is written into objects.
+    pub(crate) fn tell_time(&self, clock: fn() -> String) {
+        self.state().clock = Some(clock);
+    }
+
+    /// Deletes what has an owner that is not there any more, as Kubernetes' garbage collector.
+    pub(crate) fn collect_garbage(&self) {
+        let doomed: Vec<(String, String)> = {
+            let state = self.state();
+            let there: BTreeSet<&str> =
+                state.objects.values().filter_map(|o| o["metadata"]["uid"].as_str()).collect();
+            let is_left = |o: &Value| {
+                let owners = o["metadata"]["ownerReferences"].as_array();
+                o["metadata"]["deletionTimestamp"].is_null()
+                    && owners.is_some_and(|all| {
+                        !all.is_empty()
+                            && all
+                                .iter()
+                                .all(|owner| owner["uid"].as_str().is_none_or(|uid| !there.contains(uid)))
+                    })
+            };
+            state.objects.iter().filter(|(_, o)| is_left(o)).map(|(key, _)| key.clone()).collect()
+        };
+        doomed.iter().for_each(|(resource, name)| self.delete(resource, name));
     }
 
     /// From now on new objects of this kind are refused, as webhooks do it.
@@ -192,7 +266,7 @@ impl ApiServer {
     pub(crate) fn hold_news(&self, resource: Option<&'static str>) {
         let mut state = self.state();
         state.held = resource;
-        self.news.send_replace(state.version);
+        self.news.notify_waiters();
     }
 
     /// How many objects of a kind one answer has had at most; `None`: nobody has asked for all of them.
@@ -210,6 +284,38 @@ impl ApiServer {
         self.state().log.iter().filter(|change| change.resource != resource).count()
     }
 
+    /// The last writes of anything but leases, for people.
+    pub(crate) fn last_writes(&self, count: usize) -> Vec<String> {
+        let state = self.state();
+        let all = state.log.iter().rev().filter(|change| change.resource != "leases").take(count);
+        all.map(|c| {
+            format!(
+                "{} {}\n  before {}\n  after {}",
+                c.kind,
+                c.resource,
+                c.before.clone().unwrap_or_default(),
+                c.object
+            )
+        })
+        .collect()
+    }
+
+    /// Which objects of these kinds came and went, and which were asked to go, with what they are, for people.
+    pub(crate) fn chronicle(&self, kinds: &[&str]) -> Vec<String> {
+        let state = self.state();
+        let is_asked = |c: &Change| {
+            let was = c.before.as_ref().is_some_and(|b| !b["metadata"]["deletionTimestamp"].is_null());
+            !was && !c.object["metadata"]["deletionTimestamp"].is_null()
+        };
+        let counts =
+            |c: &&Change| kinds.contains(&c.resource.as_str()) && (c.kind != "MODIFIED" || is_asked(c));
+        let told = |c: &Change| {
+            let what = if is_asked(c) { "to be DELETED" } else { c.kind };
+            format!("{} {what} {} {} {}", c.at, c.resource, c.object["metadata"]["name"], c.object["spec"])
+        };
+        state.log.iter().filter(counts).map(told).collect()
+    }
+
     /// What an object was after each write of it so far.
     pub(crate) fn history(&self, resource: &str, name: &str) -> Vec<Value> {
         let state = self.state();
@@ -219,7 +325,12 @@ impl ApiServer {
     }
 
     pub(crate) fn client(&self) -> kube::Client {
-        kube::Client::new(Service(self.clone()), "longhorn-system")
+        self.client_of("")
+    }
+
+    /// The client of somebody who can be cut off.
+    pub(crate) fn client_of(&self, who: &str) -> kube::Client {
+        kube::Client::new(Service { server: self.clone(), who: who.to_owned() }, "longhorn-system")
     }
 
     /// Everything of one kind.
@@ -237,15 +348,54 @@ impl ApiServer {
         let mut state = self.state();
         let key = (resource.to_owned(), name.to_owned());
         let kind = if state.objects.contains_key(&key) { "MODIFIED" } else { "ADDED" };
-        let mut object = state.objects.get(&key).cloned().unwrap_or_else(|| new_object(name));
+        let mut object = state.objects.get(&key).cloned().unwrap_or_else(|| state.new_object(name));
         merge(&mut object, patch);
         state.store(key, object, kind);
-        self.news.send_replace(state.version);
+        self.news.notify_waiters();
+    }
+
+    /// Takes all finalizers off an object that is deleted, as a user who knows better.
+    pub(crate) fn let_go(&self, resource: &str, name: &str) {
+        let mut state = self.state();
+        let key = (resource.to_owned(), name.to_owned());
+        let Some(object) = state.objects.get(&key).cloned() else { return };
+        state.store(key, object, "DELETED");
+        self.news.notify_waiters();
     }
 
     pub(crate) fn delete(&self, resource: &str, name: &str) {
         let name = Some(name.to_owned());
         let _ = self.remove(&Target { resource: resource.to_owned(), name, status: false }, b"");
+    }
+
+    fn is_cut(&self, who: &str) -> bool {
+        self.state().cut.contains(who)
+    }
+
+    /// As long as anything takes on its way.
+    async fn wait(&self) {
+        let (slow, wait) = {
+            let mut state = self.state();
+            let slow = state.slow;
+            (slow, state.below(slow + 1))
+        };
+        if slow > 0 {
+            tokio::time::sleep(Duration::from_millis(wait)).await;
+        }
+    }
+
+    /// Waits until the client is let back, or has waited long enough.
+    async fn unreached(&self, who: &str) {
+        let back = async {
+            loop {
+                let news = self.news.notified();
+                if !self.is_cut(who) {
+                    return;
+                }
+                news.await;
+            }
+        };
+        let _ = tokio::time::timeout(UNREACHED, back).await;
     }
 
     fn answer(
@@ -257,8 +407,7 @@ impl ApiServer {
     ) -> Result<Value, Failure> {
         {
             let mut state = self.state();
-            let faults = state.faults;
-            if state.roll() < faults {
+            if state.fails() {
                 return Err(Failure(503, "ServiceUnavailable", "the dice said so".to_owned()));
             }
         }
@@ -268,6 +417,31 @@ impl ApiServer {
             Method::DELETE => self.remove(target, body),
             _ => self.change(method, target, body),
         }
+    }
+
+    /// The same, over a network.
+    async fn asked(
+        &self,
+        who: &str,
+        method: &Method,
+        target: &Target,
+        query: &BTreeMap<String, String>,
+        body: &[u8],
+    ) -> Result<Value, Failure> {
+        let lost = || Failure(504, "Timeout", "no answer".to_owned());
+        self.wait().await;
+        if self.is_cut(who) {
+            self.unreached(who).await;
+            return Err(lost());
+        }
+        let answer = self.answer(method, target, query, body);
+        self.wait().await;
+        // Carried out it is all the same.
+        let is_slow = self.state().slow > 0;
+        if is_slow && self.state().fails() || self.is_cut(who) {
+            return Err(lost());
+        }
+        answer
     }
 
     fn read(&self, target: &Target, query: &BTreeMap<String, String>) -> Result<Value, Failure> {
@@ -308,13 +482,13 @@ impl ApiServer {
         if state.objects.contains_key(&key) {
             return Err(Failure(409, "AlreadyExists", name));
         }
-        let fresh = new_object(&name);
+        let fresh = state.new_object(&name);
         merge(&mut object["metadata"], &fresh["metadata"]);
         if target.resource != "leases" && target.resource != "core/secrets" && target.resource != "events" {
             object.as_object_mut().expect("an object").remove("status");
         }
         let stored = state.store(key, object, "ADDED");
-        self.news.send_replace(state.version);
+        self.news.notify_waiters();
         Ok(stored)
     }
 
@@ -351,7 +525,7 @@ impl ApiServer {
         let gone = !new["metadata"]["deletionTimestamp"].is_null()
             && new["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty);
         let stored = state.store(key, new, if gone { "DELETED" } else { "MODIFIED" });
-        self.news.send_replace(state.version);
+        self.news.notify_waiters();
         Ok(stored)
     }
 
@@ -372,26 +546,27 @@ impl ApiServer {
         let is_kept = object["metadata"]["finalizers"].as_array().is_some_and(|f| !f.is_empty());
         if is_kept {
             if object["metadata"]["deletionTimestamp"].is_null() {
-                object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+                object["metadata"]["deletionTimestamp"] = json!(state.now());
                 object = state.store(key, object, "MODIFIED");
             }
         } else {
             object = state.store(key, object, "DELETED");
         }
-        self.news.send_replace(state.version);
+        self.news.notify_waiters();
         Ok(object)
     }
 
-    /// Sends every change after `version` until the client goes, or the dice end it.
+    /// Sends every change after `version` until the client goes, or is cut off, or the dice end it.
     async fn send_changes(
         self,
+        who: String,
         target: Target,
         query: BTreeMap<String, String>,
         sender: mpsc::Sender<Result<Frame<Bytes>, Infallible>>,
     ) {
         let mut version: u64 = query.get("resourceVersion").and_then(|v| v.parse().ok()).unwrap_or_default();
-        let mut news = self.news.subscribe();
         loop {
+            let news = self.news.notified();
             let (changes, ends): (Vec<String>, bool) = {
                 let mut state = self.state();
                 let upto = if state.held.is_some_and(|held| held == target.resource) {
@@ -399,33 +574,38 @@ impl ApiServer {
                 } else {
                     state.version
                 };
-                let of_kind = state.log.iter().filter(|c| c.resource == target.resource);
-                let newer = of_kind.filter(|c| c.version > version && c.version <= upto);
-                let lines = newer
+                let of_kind = state.after(version).iter().filter(|c| c.resource == target.resource);
+                let newer = of_kind.filter(|c| c.version <= upto);
+                let lines: Vec<String> = newer
                     .filter_map(|c| Some((c.told(&query)?, &c.object)))
                     .map(|(kind, object)| format!("{}\n", json!({ "type": kind, "object": object })))
                     .collect();
                 version = upto;
-                let faults = state.faults;
-                (lines, state.roll() < faults)
+                (lines, state.fails())
             };
+            if !changes.is_empty() {
+                self.wait().await;
+            }
+            // Who was cut off hears nothing of that any more, and begins a watch anew once it is back.
+            if self.is_cut(&who) {
+                tokio::select! {
+                    biased;
+                    () = self.unreached(&who) => return,
+                    () = sender.closed() => return,
+                }
+            }
             for line in changes {
                 if sender.send(Ok(Frame::data(line.into()))).await.is_err() {
                     return;
                 }
             }
             tokio::select! {
-                changed = news.changed() => if ends || changed.is_err() { return },
+                biased;
+                () = news => if ends { return },
                 () = sender.closed() => return,
             }
         }
     }
-}
-
-fn new_object(name: &str) -> Value {
-    json!({ "metadata": {
-        "name": name, "namespace": "longhorn-system", "uid": format!("uid-{name}"), "creationTimestamp": "2026-01-01T00:00:00Z",
-    } })
 }
 
 fn missing(target: &Target) -> Failure {
@@ -433,7 +613,10 @@ fn missing(target: &Target) -> Failure {
 }
 
 #[derive(Clone)]
-struct Service(ApiServer);
+struct Service {
+    server: ApiServer,
+    who: String,
+}
 
 type Body = StreamBody<ReceiverStream<Result<Frame<Bytes>, Infallible>>>;
 
@@ -447,7 +630,7 @@ impl tower::Service<Request<kube::client::Body>> for Service {
     }
 
     fn call(&mut self, request: Request<kube::client::Body>) -> Self::Future {
-        let server = self.0.clone();
+        let (server, who) = (self.server.clone(), self.who.clone());
         Box::pin(async move {
             let (parts, body) = request.into_parts();
             let body = body.collect().await.expect("a body in memory").to_bytes();
@@ -467,9 +650,10 @@ impl tower::Service<Request<kube::client::Body>> for Service {
             let (sender, receiver) = mpsc::channel(16);
             let mut code = 200;
             if query.get("watch").is_some_and(|w| w == "true" || w == "1") {
-                tokio::spawn(server.send_changes(target, query, sender));
+                tokio::spawn(server.send_changes(who, target, query, sender));
             } else {
-                let answer = server.answer(&parts.method, &target, &query, &body).unwrap_or_else(|failure| {
+                let answer = server.asked(&who, &parts.method, &target, &query, &body).await;
+                let answer = answer.unwrap_or_else(|failure| {
                     let Failure(status, reason, message) = failure;
                     code = status;
                     json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",

@@ -1,0 +1,384 @@
+//! What happens in a run: what people ask for, and what goes wrong, by a seed. Everything that goes wrong is mended in the end,
+//! but for what is lost for good.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::clock;
+use crate::cluster::Cluster;
+use crate::dice::Dice;
+use crate::world::{Disk, Place, State};
+
+/// Most that is wrong at a time.
+const WRONG_AT_ONCE: usize = 3;
+
+/// The volumes.
+const VOLUMES: [&str; 2] = ["apple", "birch"];
+
+/// Something that is wrong, until it is mended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The manager of a node has ended.
+    Manager(String),
+    /// A node has no power.
+    Power(String),
+    /// A node does not reach the API server.
+    CutOff(String),
+    /// A node reaches no other node.
+    Alone(String),
+    /// An instance manager does not answer.
+    Silent(String),
+    /// A disk can be neither read nor written.
+    Disk(String),
+    /// Of a hundred requests so many fail.
+    Requests(u64),
+    /// Watches of this kind tell nothing.
+    News(&'static str),
+}
+
+/// The course of a run.
+pub(crate) struct Script {
+    pub(crate) dice: Dice,
+    /// What is wrong, and until when.
+    wrong: Vec<(Fault, Duration)>,
+    nodes: Vec<String>,
+}
+
+impl Script {
+    pub(crate) fn new(seed: u64, nodes: &[&str]) -> Self {
+        let nodes = nodes.iter().map(|n| (*n).to_owned()).collect();
+        Self { dice: Dice::new(seed), wrong: Vec::new(), nodes }
+    }
+
+    fn node(&mut self) -> String {
+        self.dice.pick(&self.nodes).cloned().unwrap_or_default()
+    }
+
+    /// Mends what has been wrong for long enough.
+    pub(crate) fn mend(&mut self, cluster: &mut Cluster) {
+        let now = clock::elapsed();
+        let due = self.wrong.iter().filter(|(_, until)| *until <= now).map(|(f, _)| f.clone());
+        let due: Vec<Fault> = due.collect();
+        self.wrong.retain(|(_, until)| *until > now);
+        due.iter().for_each(|fault| undo(fault, cluster));
+    }
+
+    /// Mends everything.
+    pub(crate) fn mend_all(&mut self, cluster: &mut Cluster) {
+        let all = std::mem::take(&mut self.wrong);
+        all.iter().for_each(|(fault, _)| undo(fault, cluster));
+        for node in &self.nodes {
+            exchange_disk(cluster, node);
+            let spec = json!({ "spec": { "evictionRequested": false, "allowScheduling": true } });
+            if cluster.server.get("nodes", node).is_some() {
+                cluster.server.apply("nodes", node, &spec);
+                cluster.server.apply("core/nodes", node, &json!({ "spec": { "unschedulable": false } }));
+            }
+        }
+    }
+
+    /// Lets one thing happen.
+    pub(crate) fn step(&mut self, cluster: &mut Cluster) {
+        if self.dice.percent(45) {
+            self.go_wrong(cluster);
+        } else {
+            self.ask(cluster);
+        }
+    }
+
+    /// Something goes wrong.
+    fn go_wrong(&mut self, cluster: &mut Cluster) {
+        let used = cluster.used_nodes();
+        let used = self.dice.pick(&used).filter(|node| self.nodes.contains(node)).cloned();
+        let node = match used {
+            Some(used) if self.dice.percent(50) => used,
+            _ => self.node(),
+        };
+        let kind = *self
+            .dice
+            .pick(&["replicas", "engines", "volumes", "nodes", "volumeattachments"])
+            .unwrap_or(&"replicas");
+        let leader = cluster.leader().filter(|leader| self.nodes.contains(leader));
+        let fault = match self.dice.below(18) {
+            0 | 1 => Fault::Manager(node.clone()),
+            2 | 3 => Fault::Manager(leader.unwrap_or_else(|| node.clone())),
+            4 | 5 => Fault::Power(node.clone()),
+            6 | 7 => Fault::CutOff(node.clone()),
+            8 => Fault::CutOff(leader.unwrap_or_else(|| node.clone())),
+            9 | 10 => Fault::Alone(node.clone()),
+            11 => Fault::Silent(node.clone()),
+            12 => Fault::Disk(node.clone()),
+            13 => Fault::Requests(5 + self.dice.below(40)),
+            14 | 15 => Fault::News(kind),
+            16 => return self.end_processes(cluster, &node),
+            _ => return self.lose(cluster, &node),
+        };
+        if self.wrong.len() >= WRONG_AT_ONCE || self.wrong.iter().any(|(f, _)| *f == fault) {
+            return;
+        }
+        let lasts = match self.dice.below(3) {
+            0 => Duration::from_secs(1 + self.dice.below(20)),
+            1 => Duration::from_secs(20 + self.dice.below(100)),
+            _ => Duration::from_secs(120 + self.dice.below(600)),
+        };
+        cluster.tell(&format!("{fault:?} for {lasts:?}"));
+        begin(&fault, cluster);
+        self.wrong.push((fault, clock::elapsed() + lasts));
+        self.flee(cluster, &node);
+    }
+
+    /// What is used on a node that is in trouble is asked for on another one, as Kubernetes does.
+    fn flee(&mut self, cluster: &mut Cluster, node: &str) {
+        for volume in VOLUMES {
+            let is_there = cluster.asked_for(volume).is_some_and(|there| there == node);
+            let other = self.node();
+            if is_there && other != node && self.dice.percent(50) {
+                self.attach(cluster, volume, Some(&other));
+            }
+        }
+    }
+
+    /// The instance manager of a node ends with all its processes, and is there again at once.
+    fn end_processes(&mut self, cluster: &mut Cluster, node: &str) {
+        cluster.tell(&format!("the processes of {node} end"));
+        {
+            let mut state = cluster.world.state();
+            state.end_processes(node);
+            state.count("all processes of a node ended");
+        }
+        cluster.world.ring(node);
+    }
+
+    /// A disk, or a node with its disk, is lost for good; but no copy that nobody else has.
+    fn lose(&mut self, cluster: &mut Cluster, node: &str) {
+        let path = State::disk_path(node);
+        let may = {
+            let state = cluster.world.state();
+            let here: Vec<&Place> = state.copies.keys().filter(|(disk, _)| *disk == path).collect();
+            let is_good = state.hosts.get(node).is_some_and(|h| h.disk == Disk::Good && h.runs);
+            is_good && here.into_iter().all(|place| state.others_hold(place))
+        };
+        if !may {
+            return;
+        }
+        let for_good = self.nodes.len() > 3 && self.dice.percent(50);
+        let mut state = cluster.world.state();
+        state.copies.retain(|(disk, _), _| *disk != path);
+        state.end_processes(node);
+        let Some(host) = state.hosts.get_mut(node) else { return };
+        host.disks += 1;
+        if for_good {
+            (host.gone, host.runs) = (true, false);
+            state.count("a node was lost for good");
+        } else {
+            state.count("a disk was replaced by an empty one");
+        }
+        drop(state);
+        cluster.world.ring(node);
+        if for_good {
+            cluster.tell(&format!("{node} is lost for good"));
+            cluster.kill_manager(node);
+            self.nodes.retain(|n| n != node);
+            self.wrong.retain(|(fault, _)| !fault.is_of(node));
+            cluster.server.cut(node, false);
+            // Its administrators say so.
+            cluster.server.delete("core/nodes", node);
+            cluster.server.delete("nodes", node);
+        } else {
+            cluster.tell(&format!("the disk of {node} is replaced by an empty one"));
+            if self.dice.percent(50) {
+                exchange_disk(cluster, node);
+            }
+        }
+    }
+
+    /// Somebody asks for something.
+    fn ask(&mut self, cluster: &mut Cluster) {
+        let volume = *self.dice.pick(&VOLUMES).unwrap_or(&VOLUMES[0]);
+        let node = self.node();
+        if cluster.server.get("volumes", volume).is_none() {
+            let (replicas, stale) = (1 + self.dice.below(3), 1 + self.dice.below(20));
+            cluster.tell(&format!(
+                "{volume} is made with {replicas} replicas, which are stale after {stale} min"
+            ));
+            return cluster.create_volume(volume, replicas, stale);
+        }
+        match self.dice.below(20) {
+            0..=5 => self.attach(cluster, volume, Some(&node)),
+            6 => self.attach(cluster, volume, None),
+            7..=9 => {
+                let replicas = 1 + self.dice.below(3);
+                cluster.tell(&format!("{volume} is to have {replicas} replicas"));
+                cluster.server.apply("volumes", volume, &json!({ "spec": { "numberOfReplicas": replicas } }));
+            }
+            10..=12 => {
+                let replicas = cluster.replicas(volume);
+                let Some(replica) = self.dice.pick(&replicas) else { return };
+                let (name, spec) =
+                    (replica["metadata"]["name"].as_str().unwrap_or_default(), &replica["spec"]);
+                let text = |field: &str| spec[field].as_str().unwrap_or_default().to_owned();
+                let place = (text("diskPath"), text("dataDirectoryName"));
+                let may = cluster.world.state().others_hold(&place);
+                // The webhook refuses to let the last one go; a garbage collector asks none.
+                if !may && !self.dice.percent(20) {
+                    return;
+                }
+                cluster.tell(&format!("replica {name} is deleted"));
+                cluster.world.state().count("somebody deleted a replica");
+                cluster.server.delete("replicas", name);
+            }
+            13 if self.dice.percent(50) => {
+                cluster.tell(&format!("{volume} is deleted"));
+                cluster.world.state().count("a volume was deleted");
+                cluster.delete_volume(volume);
+            }
+            14 | 15 => self.toggle(cluster, "nodes", &node, "evictionRequested", "allowScheduling"),
+            16 => self.toggle(cluster, "core/nodes", &node, "unschedulable", ""),
+            17 => {
+                let near = if self.dice.percent(50) { "best-effort" } else { "disabled" };
+                cluster.tell(&format!("{volume} is to be near: {near}"));
+                cluster.server.apply("volumes", volume, &json!({ "spec": { "dataLocality": near } }));
+            }
+            18 => {
+                let wait = self.dice.below(600).to_string();
+                cluster.tell(&format!("failed replicas are waited for {wait} s"));
+                let name = "replica-replenishment-wait-interval";
+                cluster.server.apply("settings", name, &json!({ "value": wait }));
+            }
+            _ => {
+                let how =
+                    *self.dice.pick(&["disabled", "least-effort", "best-effort"]).unwrap_or(&"disabled");
+                cluster.tell(&format!("replicas are spread: {how}"));
+                cluster.server.apply("settings", "replica-auto-balance", &json!({ "value": how }));
+            }
+        }
+    }
+
+    pub(crate) fn attach(&mut self, cluster: &mut Cluster, volume: &str, node: Option<&str>) {
+        cluster.tell(&format!("{volume} is asked for on {node:?}"));
+        cluster.attach(volume, node);
+    }
+
+    fn toggle(&mut self, cluster: &mut Cluster, kind: &str, node: &str, field: &str, against: &str) {
+        let Some(object) = cluster.server.get(kind, node) else { return };
+        let is_set = object["spec"][field] == true;
+        cluster.tell(&format!("{node}: {field} {}", !is_set));
+        let mut spec = json!({ field: !is_set });
+        if !against.is_empty() {
+            spec[against] = json!(is_set);
+        }
+        cluster.server.apply(kind, node, &json!({ "spec": spec }));
+    }
+
+    /// In the end every volume is there, and half of them are used.
+    pub(crate) fn settle(&mut self, cluster: &mut Cluster) {
+        for volume in VOLUMES {
+            let there = cluster.server.get("volumes", volume);
+            let goes = there.as_ref().is_some_and(|v| !v["metadata"]["deletionTimestamp"].is_null());
+            if there.is_none() || goes {
+                continue;
+            }
+            let node = self.node();
+            let is_used = self.dice.percent(70);
+            self.attach(cluster, volume, is_used.then_some(&node));
+        }
+    }
+}
+
+impl Fault {
+    fn is_of(&self, node: &str) -> bool {
+        match self {
+            Self::Manager(n)
+            | Self::Power(n)
+            | Self::CutOff(n)
+            | Self::Alone(n)
+            | Self::Silent(n)
+            | Self::Disk(n) => n == node,
+            Self::Requests(_) | Self::News(_) => false,
+        }
+    }
+}
+
+fn begin(fault: &Fault, cluster: &mut Cluster) {
+    let what = match fault {
+        Fault::Manager(node) => {
+            cluster.kill_manager(node);
+            "a manager ended"
+        }
+        Fault::Power(node) => {
+            cluster.kill_manager(node);
+            let mut state = cluster.world.state();
+            state.end_processes(node);
+            if let Some(host) = state.hosts.get_mut(node) {
+                host.runs = false;
+            }
+            "a node lost its power"
+        }
+        Fault::CutOff(node) => {
+            cluster.server.cut(node, true);
+            "a node was cut off from the API server"
+        }
+        Fault::Alone(node) => {
+            with_host(cluster, node, |host| host.alone = true);
+            "a node was cut off from the others"
+        }
+        Fault::Silent(node) => {
+            with_host(cluster, node, |host| host.answers = false);
+            "an instance manager did not answer"
+        }
+        Fault::Disk(node) => {
+            with_host(cluster, node, |host| host.disk = Disk::Broken);
+            "a disk could not be used"
+        }
+        Fault::Requests(percent) => {
+            cluster.server.fail(*percent);
+            "requests failed"
+        }
+        Fault::News(kind) => {
+            cluster.server.hold_news(Some(kind));
+            "watches told nothing"
+        }
+    };
+    cluster.world.state().count(what);
+}
+
+fn undo(fault: &Fault, cluster: &mut Cluster) {
+    cluster.tell(&format!("{fault:?} is over"));
+    match fault {
+        Fault::Manager(node) => cluster.start_manager(node),
+        Fault::Power(node) => {
+            with_host(cluster, node, |host| host.runs = true);
+            cluster.start_manager(node);
+        }
+        Fault::CutOff(node) => cluster.server.cut(node, false),
+        Fault::Alone(node) => with_host(cluster, node, |host| host.alone = false),
+        Fault::Silent(node) => with_host(cluster, node, |host| host.answers = true),
+        Fault::Disk(node) => with_host(cluster, node, |host| host.disk = Disk::Good),
+        Fault::Requests(_) => cluster.server.fail(0),
+        Fault::News(_) => cluster.server.hold_news(None),
+    }
+}
+
+/// Says that another disk is at a node's path, as people do once they have replaced one.
+fn exchange_disk(cluster: &mut Cluster, node: &str) {
+    let number = cluster.world.state().hosts.get(node).map_or(1, |host| host.disks);
+    let Some(object) = cluster.server.get("nodes", node) else { return };
+    let name = format!("disk-{number}");
+    let Some(disks) = object["spec"]["disks"].as_object() else { return };
+    if number == 1 || disks.contains_key(&name) {
+        return;
+    }
+    cluster.tell(&format!("{name} is the disk of {node}"));
+    let mut patch: serde_json::Map<_, _> = disks.keys().map(|old| (old.clone(), json!(null))).collect();
+    let path = State::disk_path(node);
+    patch.insert(name, json!({ "path": path, "allowScheduling": true, "diskType": "filesystem" }));
+    cluster.server.apply("nodes", node, &json!({ "spec": { "disks": patch } }));
+}
+
+fn with_host(cluster: &Cluster, node: &str, change: impl FnOnce(&mut crate::world::Host)) {
+    if let Some(host) = cluster.world.state().hosts.get_mut(node) {
+        change(host);
+    }
+    cluster.world.ring(node);
+}

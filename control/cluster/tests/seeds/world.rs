@@ -1,0 +1,198 @@
+//! What the nodes have, beside their managers: disks with copies of volumes, and the processes of engines and replicas.
+//!
+//! Of a volume's data only this counts: how many writes were answered, and how many each copy holds. An engine answers a write
+//! once all members of its epoch hold it, so that a copy holds all up to one of them.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lh_block::{EpochOrder, Generation};
+use tokio::sync::Notify;
+
+use crate::clock;
+use crate::engine::Engine;
+
+/// A directory of a replica: the path of its disk, and its name there.
+pub(crate) type Place = (String, String);
+
+/// A process: its node and its name.
+pub(crate) type Name = (String, String);
+
+/// Everything, with a bell for each node that rings when its processes change.
+pub(crate) struct World {
+    state: Mutex<State>,
+    bells: BTreeMap<String, Arc<Notify>>,
+    /// Where the managers' sockets are.
+    pub(crate) sockets: PathBuf,
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) hosts: BTreeMap<String, Host>,
+    pub(crate) copies: BTreeMap<Place, Copy>,
+    pub(crate) engines: BTreeMap<Name, Engine>,
+    pub(crate) replicas: BTreeMap<Name, Replica>,
+    pub(crate) volumes: BTreeMap<String, Volume>,
+    /// What must not have happened, and did.
+    pub(crate) wrongs: Vec<String>,
+    /// How often what happened.
+    pub(crate) counts: BTreeMap<&'static str, u64>,
+    numbers: u64,
+    /// Replicas take engines of every generation: the fence is taken out.
+    pub(crate) fenceless: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Host {
+    /// It has power.
+    pub(crate) runs: bool,
+    /// Its instance manager answers.
+    pub(crate) answers: bool,
+    /// Nothing of it reaches other hosts, nor the other way.
+    pub(crate) alone: bool,
+    pub(crate) disk: Disk,
+    /// Another disk has another number.
+    pub(crate) disks: u32,
+    /// It is gone for good.
+    pub(crate) gone: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Disk {
+    Good,
+    /// Nothing can be read or written.
+    Broken,
+}
+
+/// A copy of a volume.
+#[derive(Debug)]
+pub(crate) struct Copy {
+    pub(crate) volume: String,
+    /// Which of the volumes of that name it was made for.
+    pub(crate) birth: u64,
+    /// Writes that it holds.
+    pub(crate) holds: u64,
+    /// The highest generation that it has seen.
+    pub(crate) seen: Generation,
+    /// The one before that.
+    pub(crate) before: Generation,
+    /// The last epoch that it has recorded.
+    pub(crate) recorded: Option<EpochOrder>,
+}
+
+/// The process of a replica.
+#[derive(Debug)]
+pub(crate) struct Replica {
+    pub(crate) place: Place,
+    pub(crate) uuid: String,
+}
+
+/// What a user knows of a volume.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Volume {
+    /// Tells it from others of its name.
+    pub(crate) birth: u64,
+    /// Writes that were answered.
+    pub(crate) answered: u64,
+    /// The user has deleted it.
+    pub(crate) is_deleted: bool,
+}
+
+impl State {
+    pub(crate) fn count(&mut self, what: &'static str) {
+        *self.counts.entry(what).or_default() += 1;
+    }
+
+    /// A number that was never given before.
+    pub(crate) fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    pub(crate) fn wrong(&mut self, what: String) {
+        self.wrongs.push(format!("{:>7.1} s: {what}", clock::elapsed().as_secs_f64()));
+    }
+
+    pub(crate) fn disk_path(node: &str) -> String {
+        format!("/root-{node}")
+    }
+
+    /// True for a copy that may be read: its host runs and its disk is good.
+    pub(crate) fn is_readable(&self, place: &Place) -> bool {
+        let of = |host: &&String| Self::disk_path(host) == place.0;
+        let host = self.hosts.keys().find(of).and_then(|name| self.hosts.get(name));
+        host.is_some_and(|host| !host.gone && host.disk == Disk::Good)
+    }
+
+    /// True if a volume could do without this copy: some other one holds everything and is not lost.
+    pub(crate) fn others_hold(&self, place: &Place) -> bool {
+        let Some(copy) = self.copies.get(place) else { return true };
+        let Some(volume) = self.volumes.get(&copy.volume) else { return true };
+        if volume.is_deleted
+            || copy.birth != volume.birth
+            || copy.holds < volume.answered
+            || volume.answered == 0
+        {
+            return true;
+        }
+        self.copies.iter().any(|(other, c)| {
+            let is_whole = c.volume == copy.volume && c.birth == volume.birth && c.holds == volume.answered;
+            other != place && is_whole && self.is_readable(other)
+        })
+    }
+
+    /// The copy that an engine on `from` reaches at that address, if it serves.
+    pub(crate) fn reached(&self, from: &str, address: &str) -> Option<Place> {
+        let (node, file) = address.strip_prefix("unix:/")?.split_once('/')?;
+        let name = (node.to_owned(), file.strip_suffix(".sock")?.to_owned());
+        let (here, there) = (self.hosts.get(from)?, self.hosts.get(node)?);
+        let is_apart = from != node && (here.alone || there.alone);
+        if is_apart || !there.runs || there.disk == Disk::Broken {
+            return None;
+        }
+        let place = &self.replicas.get(&name)?.place;
+        self.copies.contains_key(place).then(|| place.clone())
+    }
+
+    /// All processes of a node end.
+    pub(crate) fn end_processes(&mut self, node: &str) {
+        self.engines.retain(|(at, _), _| at != node);
+        self.replicas.retain(|(at, _), _| at != node);
+    }
+}
+
+impl World {
+    pub(crate) fn new(nodes: &[&str], sockets: PathBuf) -> Arc<Self> {
+        let host = |_: &&str| Host {
+            runs: true,
+            answers: true,
+            alone: false,
+            disk: Disk::Good,
+            disks: 1,
+            gone: false,
+        };
+        let hosts = nodes.iter().map(|node| ((*node).to_owned(), host(node))).collect();
+        let bells = nodes.iter().map(|node| ((*node).to_owned(), Arc::default())).collect();
+        Arc::new(Self { state: Mutex::new(State { hosts, ..State::default() }), bells, sockets })
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The processes of a node have changed.
+    pub(crate) fn ring(&self, node: &str) {
+        self.bells[node].notify_one();
+    }
+
+    /// Waits until they do.
+    pub(crate) async fn rung(&self, node: &str) {
+        self.bells[node].notified().await;
+    }
+
+    /// Where the manager of a node answers engines.
+    pub(crate) fn socket(&self, node: &str) -> PathBuf {
+        self.sockets.join(format!("{node}.sock"))
+    }
+}
