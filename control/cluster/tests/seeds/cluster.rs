@@ -129,6 +129,18 @@ impl Cluster {
         self.world.state().engines.keys().map(|(node, _)| node.clone()).collect()
     }
 
+    /// Directories of replicas that are members of their volume's epoch, as the authority has it, and stay.
+    pub(crate) fn member_directories(&self) -> Vec<String> {
+        let is_member = |r: &Value| {
+            let volume = self.server.get("volumes", r["spec"]["volumeName"].as_str()?)?;
+            let members = volume["status"]["epoch"]["members"].as_array()?.clone();
+            Some(members.contains(&r["metadata"]["name"]) && r["metadata"]["deletionTimestamp"].is_null())
+        };
+        let all = self.server.all("replicas");
+        let members = all.iter().filter(|r| is_member(r).unwrap_or(false));
+        members.filter_map(|r| Some(r["spec"]["dataDirectoryName"].as_str()?.to_owned())).collect()
+    }
+
     /// Where people have asked for a volume.
     pub(crate) fn asked_for(&self, volume: &str) -> Option<String> {
         let attachment = self.server.get("volumeattachments", volume)?;

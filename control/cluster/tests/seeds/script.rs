@@ -150,14 +150,17 @@ impl Script {
         cluster.world.ring(node);
     }
 
-    /// A disk, or a node with its disk, is lost for good; but no copy that nobody else has.
+    /// A disk, or a node with its disk, is lost for good; but no copy that nobody else has who counts: one that was let go of may hold
+    /// as much for a while, and nobody knows.
     fn lose(&mut self, cluster: &mut Cluster, node: &str) {
         let path = State::disk_path(node);
+        let members = cluster.member_directories();
         let may = {
             let state = cluster.world.state();
             let here: Vec<&Place> = state.copies.keys().filter(|(disk, _)| *disk == path).collect();
             let is_good = state.hosts.get(node).is_some_and(|h| h.disk == Disk::Good && h.runs);
-            is_good && here.into_iter().all(|place| state.others_hold(place))
+            is_good
+                && here.into_iter().all(|place| state.others_of(place, |other| members.contains(&other.1)))
         };
         if !may {
             return;

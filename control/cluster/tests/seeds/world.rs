@@ -127,6 +127,11 @@ impl State {
 
     /// True if a volume could do without this copy: some other one holds everything and is not lost.
     pub(crate) fn others_hold(&self, place: &Place) -> bool {
+        self.others_of(place, |_| true)
+    }
+
+    /// The same if only those count that pass.
+    pub(crate) fn others_of(&self, place: &Place, counts: impl Fn(&Place) -> bool) -> bool {
         let Some(copy) = self.copies.get(place) else { return true };
         let Some(volume) = self.volumes.get(&copy.volume) else { return true };
         if volume.is_deleted
@@ -138,7 +143,7 @@ impl State {
         }
         self.copies.iter().any(|(other, c)| {
             let is_whole = c.volume == copy.volume && c.birth == volume.birth && c.holds == volume.answered;
-            other != place && is_whole && self.is_readable(other)
+            other != place && is_whole && self.is_readable(other) && counts(other)
         })
     }
 
