@@ -133,9 +133,10 @@ fn of_volume(cluster: &Cluster, name: &str, volume: &Value, open: &mut Vec<Strin
     let count = nodes.len();
     nodes.sort_by_key(|n| n.to_string());
     nodes.dedup();
-    // What was taken back lies where it lay, and its successor may be there by now.
+    // Only who is used parts; and what was taken back lies where it lay, and its successor may be there by now.
+    let is_used = cluster.asked_for(name).is_some();
     let is_taken_back = cluster.world.state().counts.contains_key(TOOK_BACK);
-    if nodes.len() < count && !is_taken_back {
+    if nodes.len() < count && is_used && !is_taken_back {
         open.push(format!("two replicas of {name} are on one node"));
     }
 }
