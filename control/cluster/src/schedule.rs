@@ -16,7 +16,7 @@ mod tests;
 pub use fit::{Limits, Obstacle};
 pub use place::{Placement, Refusal, place, place_all};
 pub use replenish::{Failed, Replenish, replenish};
-pub use spread::{balance, choose_removal, together};
+pub use spread::{balance, broken_anti_affinity, choose_removal};
 
 use std::collections::{BTreeMap, BTreeSet};
 

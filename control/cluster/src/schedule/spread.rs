@@ -31,8 +31,8 @@ pub fn choose_removal<'a>(cluster: &Cluster, want: &Want, residents: &'a [Reside
     })
 }
 
-/// Which two replicas are in one place though the volume's anti-affinity keeps them apart, for people; `None`: no two are.
-pub fn together(cluster: &Cluster, want: &Want, residents: &[Resident]) -> Option<String> {
+/// Where two replicas are in one place that the volume's anti-affinity keeps apart, for people; `None`: no two are.
+pub fn broken_anti_affinity(cluster: &Cluster, want: &Want, residents: &[Resident]) -> Option<String> {
     let twice = |place: fn(&Cluster, &Resident) -> String| {
         let mut places: Vec<String> = residents.iter().map(|r| place(cluster, r)).collect();
         places.sort();

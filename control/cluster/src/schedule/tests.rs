@@ -259,6 +259,24 @@ fn several_replicas_see_each_other() {
 }
 
 #[test]
+fn two_in_one_place_are_told_of_where_the_volume_keeps_them_apart() {
+    let c = cluster(&["n1/z1: a b", "n2/z1: a", "n3/z2: a"]);
+    let hard = want(1);
+    let soft = Want { node_soft: true, ..want(1) };
+    let zones = Want { node_soft: true, zone_soft: false, ..want(1) };
+    let cases: &[(&Want, &str, Option<&str>)] = &[
+        (&hard, "n1-a n2-a n3-a", None),
+        (&hard, "n1-a n3-a n1-b", Some("two are on node n1")),
+        (&soft, "n1-a n3-a n1-b", None),
+        (&zones, "n1-a n3-a", None),
+        (&zones, "n1-a n2-a n3-a", Some("two are in zone z1")),
+    ];
+    for (want, list, told) in cases {
+        assert_eq!(broken_anti_affinity(&c, want, &residents(list)).as_deref(), *told, "{list}");
+    }
+}
+
+#[test]
 fn the_one_that_is_missed_least_goes() {
     let mut c = cluster(&["n1/z1: a b", "n2/z1: a", "n3/z2: a", "n4/z3: a"]);
     node(&mut c, "n4").tags = tags("other");

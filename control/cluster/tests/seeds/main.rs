@@ -63,13 +63,6 @@ const HAPPENS: [&str; 20] = [
 
 const NODES: [&str; 4] = ["n1", "n2", "n3", "n4"];
 
-/// What is taken out, to see whether anybody notices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sabotage {
-    /// Replicas take engines that are older than others they have seen.
-    Fence,
-}
-
 /// One course.
 struct Course {
     counts: BTreeMap<&'static str, u64>,
@@ -78,20 +71,17 @@ struct Course {
     wrongs: Vec<String>,
 }
 
-fn run_one(seed: u64, sabotage: Option<Sabotage>) -> Course {
+fn run_one(seed: u64, fenceless: bool) -> Course {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
-    runtime.expect("a runtime").block_on(course(seed, sabotage))
+    runtime.expect("a runtime").block_on(course(seed, fenceless))
 }
 
-async fn course(seed: u64, sabotage: Option<Sabotage>) -> Course {
+async fn course(seed: u64, fenceless: bool) -> Course {
     clock::begin();
     let sockets = tempfile::tempdir().expect("a directory");
     let world = World::new(&NODES, sockets.path().to_owned());
     let mut cluster = Cluster::new(&NODES, seed, world);
-    match sabotage {
-        Some(Sabotage::Fence) => cluster.world.state().fenceless = true,
-        None => {}
-    }
+    cluster.world.state().fenceless = fenceless;
     let mut script = Script::new(seed, &NODES);
     pass(&mut cluster, Duration::from_secs(40)).await;
     for _ in 0..STEPS {
@@ -109,8 +99,8 @@ async fn course(seed: u64, sabotage: Option<Sabotage>) -> Course {
     }
     script.mend_all(&mut cluster);
     script.settle(&mut cluster);
-    // Where a protection is taken out only what is lost counts.
-    if sabotage.is_none() && cluster.world.state().wrongs.is_empty() {
+    // Without the fence only what is lost counts.
+    if !fenceless && cluster.world.state().wrongs.is_empty() {
         judge::comes_to_rest(&mut cluster).await;
     }
     let state = cluster.world.state();
@@ -138,10 +128,10 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// Runs seeds on all processors; with a sabotage until one is wrong. Gives back what happened, and the first that was wrong.
+/// Runs seeds on all processors; without the fence until one is wrong. Gives back what happened, and the first that was wrong.
 fn run_many(
     seeds: std::ops::Range<u64>,
-    sabotage: Option<Sabotage>,
+    fenceless: bool,
 ) -> (BTreeMap<&'static str, u64>, Option<(u64, Course)>) {
     let next = AtomicU64::new(seeds.start);
     let all = Mutex::new((BTreeMap::new(), None::<(u64, Course)>));
@@ -149,14 +139,14 @@ fn run_many(
         while let seed = next.fetch_add(1, Ordering::Relaxed)
             && seed < seeds.end
         {
-            let course = run_one(seed, sabotage);
+            let course = run_one(seed, fenceless);
             let mut all = all.lock().expect("nobody panics with it");
             for (what, count) in &course.counts {
                 *all.0.entry(*what).or_insert(0) += count;
             }
             if !course.wrongs.is_empty() {
                 println!("seed {seed} is wrong: {:.300}", course.wrongs[0]);
-                if sabotage.is_some() {
+                if fenceless {
                     next.store(seeds.end, Ordering::Relaxed);
                 }
                 if all.1.as_ref().is_none_or(|(other, _)| seed < *other) {
@@ -182,13 +172,13 @@ fn told(seed: u64, course: &Course) -> String {
 #[test]
 fn no_course_loses_data_and_every_one_comes_to_rest() {
     if let Some(seed) = number("LH_SEED") {
-        let course = run_one(seed, None);
+        let course = run_one(seed, false);
         println!("{}\n{:#?}", told(seed, &course), course.counts);
         assert!(course.wrongs.is_empty());
         return;
     }
     let first = number("LH_FIRST_SEED").unwrap_or(1);
-    let (counts, wrong) = run_many(first..first + number("LH_SEEDS").unwrap_or(SEEDS), None);
+    let (counts, wrong) = run_many(first..first + number("LH_SEEDS").unwrap_or(SEEDS), false);
     println!("{counts:#?}");
     if let Some((seed, course)) = wrong {
         panic!("{}", told(seed, &course));
@@ -200,7 +190,7 @@ fn no_course_loses_data_and_every_one_comes_to_rest() {
 
 #[test]
 fn a_course_is_the_same_every_time() {
-    let [one, other] = [7, 7].map(|seed| run_one(seed, None));
+    let [one, other] = [7, 7].map(|seed| run_one(seed, false));
     assert_eq!(one.story, other.story);
     assert_eq!(one.chronicle, other.chronicle);
     assert_eq!(one.counts, other.counts);
@@ -208,7 +198,7 @@ fn a_course_is_the_same_every_time() {
 
 #[test]
 fn a_fence_that_is_taken_out_is_missed() {
-    let (_, wrong) = run_many(1..SABOTAGED + 1, Some(Sabotage::Fence));
+    let (_, wrong) = run_many(1..SABOTAGED + 1, true);
     let (seed, course) = wrong.expect("nobody misses the fence");
     println!("seed {seed}: {:.200}", course.wrongs[0]);
 }

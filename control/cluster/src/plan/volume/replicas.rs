@@ -14,7 +14,7 @@ use crate::plan::served::{may_have_served, was_never_served};
 use crate::plan::{FINALIZER, age, engine_name};
 use crate::schedule::{
     Cluster, Emptying, Failed, Locality, Placement, Refusal, Replenish, Resident, Want, balance,
-    choose_removal, place, place_all, replenish, together,
+    broken_anti_affinity, choose_removal, place, place_all, replenish,
 };
 
 /// How long a failed replica stays where the volume does not say, in minutes: Longhorn's two days.
@@ -55,7 +55,7 @@ impl Draft<'_> {
             return;
         }
         self.report_places(None);
-        if !self.draw_near() && !self.part() {
+        if !self.draw_near() && !self.keep_apart() {
             self.spread();
         }
     }
@@ -256,9 +256,8 @@ impl Draft<'_> {
             && self.engine.as_ref().is_some_and(|e| e.node_id == node);
         let asks = self.locality() == DataLocality::BestEffort && is_used_there && !self.migrates();
         let residents = self.residents();
-        let is_calm = residents.iter().all(|r| r.healthy && !r.failed && !r.leaving);
         let is_near = residents.iter().any(|r| r.node == node);
-        if !asks || is_near || !is_calm || residents.len() != self.wanted() {
+        if !asks || is_near || !is_calm(&residents) || residents.len() != self.wanted() {
             return false;
         }
         let fill = u64::try_from(self.status.actual_size).unwrap_or_default();
@@ -272,18 +271,18 @@ impl Draft<'_> {
 
     /// Has a replica made elsewhere where two are in one place that the volume's anti-affinity keeps apart: one that was given up has
     /// come back beside its successor. One of the two goes once the new one is filled. False: nothing is to be done about that.
-    fn part(&mut self) -> bool {
+    fn keep_apart(&mut self) -> bool {
         let residents = self.residents();
-        let is_calm = residents.iter().all(|r| r.healthy && !r.failed && !r.leaving);
-        if !is_calm || residents.len() != self.wanted() || !self.is_attached() || self.migrates() {
+        if !is_calm(&residents) || residents.len() != self.wanted() || !self.is_attached() || self.migrates()
+        {
             return false;
         }
         let fill = u64::try_from(self.status.actual_size).unwrap_or_default();
         let want = self.want(fill);
-        let Some(together) = together(self.o.cluster, &want, &residents) else { return false };
+        let Some(broken) = broken_anti_affinity(self.o.cluster, &want, &residents) else { return false };
         // Without a place of its own it stays where it is: as well as can be.
         let Ok(at) = place(self.o.cluster, &want, &residents) else { return false };
-        let why = format!("a replica moves to node {}: {together}", at.node);
+        let why = format!("a replica moves to node {}: {broken}", at.node);
         self.move_to(&at, why);
         true
     }
@@ -492,6 +491,11 @@ impl Draft<'_> {
         let left = self.replicas.iter().filter(|(_, spec)| spec.failed_at.is_empty());
         left.filter(|(name, _)| !rests(self.replica_state(name))).map(|(name, _)| name.clone()).collect()
     }
+}
+
+/// True while all of them hold everything and stay: only then one more is moved.
+fn is_calm(residents: &[Resident]) -> bool {
+    residents.iter().all(|r| r.healthy && !r.failed && !r.leaving)
 }
 
 /// Of these, those that are deleted and that no manager is left to finish.

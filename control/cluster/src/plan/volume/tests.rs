@@ -5,7 +5,7 @@ use k8s_openapi::jiff::SignedDuration;
 use super::*;
 use crate::api::{
     Conditions, DataLocality, DesireState, EngineStatus, EpochRecord, Frontend, InstanceState, Int64Text,
-    ReplicaStatus, Robustness, VolumeSpec, VolumeState,
+    Quorum, ReplicaStatus, Robustness, VolumeSpec, VolumeState,
 };
 use crate::schedule::Emptying;
 
@@ -68,6 +68,29 @@ fn without_room_for_all_it_starts_with_fewer_or_waits_as_the_setting_says() {
         assert!(scheduled.message.contains("takes no new replicas"), "{}", scheduled.message);
         assert_eq!(world.told.iter().filter(|r| **r == "ReplicaSchedulingFailure").count(), 1);
         assert!(world.plan().iter().any(|a| matches!(a, Action::LookAgain(_))));
+    }
+}
+
+#[test]
+fn an_engine_that_has_not_told_of_its_replicas_is_no_reason_to_call_them_failed() {
+    for (quorum, relays) in [(Quorum::Any, false), (Quorum::Any, true), (Quorum::Unsafe, true)] {
+        let mut world = World::new(VolumeSpec { quorum, ..VolumeSpec::default() });
+        world.settle();
+        world.attach("n1");
+        assert_eq!(world.status().robustness, Robustness::Healthy);
+        let engine = world.engines.values_mut().next().unwrap();
+        if relays {
+            engine.spec.relay_from = "unix:/relay".into();
+        }
+        let status = engine.status.as_mut().unwrap();
+        status.replica_mode_map.clear();
+        status.relaying = relays;
+        let (told, failed) = (
+            |a: &Action| matches!(a, Action::Tell(e) if e.warning),
+            |a: &Action| matches!(a, Action::SetReplica(_, spec) if !spec.failed_at.is_empty()),
+        );
+        let plan = world.plan();
+        assert!(!plan.iter().any(|a| told(a) || failed(a)), "{quorum:?} {relays}: {plan:#?}");
     }
 }
 

@@ -117,8 +117,14 @@ fn a_node_on_which_a_replica_never_came_up_gets_no_second_one_before_that_is_giv
     for _ in 0..9 {
         world.pass(60);
     }
-    assert!(!world.replicas[&made].spec.failed_at.is_empty());
+    let failed_at = |world: &World| world.replicas[&world.replica_on("n4")].spec.failed_at.clone();
+    let first = failed_at(&world);
+    assert!(!first.is_empty());
     assert_eq!(world.nodes(), ["n1", "n2", "n3", "n4"], "one a minute would be made");
+    // Then it goes, long before a replica that holds something would, and another one is made in its place.
+    world.pass(120);
+    assert_ne!(failed_at(&world), first, "another one is there, or it would keep its node for two days");
+    assert_eq!(world.nodes(), ["n1", "n2", "n3", "n4"]);
     world.cut_off.clear();
     world.rebuilds_end = true;
     world.pass(120);
