@@ -307,15 +307,18 @@ fn an_expansion_gives_room_at_the_end() {
         w.write(SIZE - 8192, 8192);
         let larger = SIZE + (16 << 20);
         assert_eq!(w.c.op(OpCode::Read, SIZE, 4096).status(), Status::Invalid);
-        let expand = |size| ChainOp::Expand { size, created: CREATED.into() };
+        let named =
+            |name: &str, size| ChainOp::Expand { name: Some(name.into()), size, created: CREATED.into() };
+        let expand = |size| named("expand-v", size);
         for wrong in [SIZE, SIZE - 4096, SIZE + 1, 1 << 60] {
             assert_eq!(w.carry_out(expand(wrong)), Status::Refused, "{wrong}");
         }
+        assert_eq!(w.carry_out(named("../v", larger)), Status::Refused);
         w.operations = 100;
         assert_eq!(w.carry_out(expand(larger)), Status::Ok);
         let state = w.c.state();
         assert_eq!(state.size, larger);
-        assert_eq!(w.names(), [format!("expand-{larger}"), String::new()]);
+        assert_eq!(w.names(), ["expand-v", ""]);
         assert_eq!(state.chain[0].labels["replica-expansion"], larger.to_string());
         assert!(!state.chain[0].user_created && state.chain[0].length == SIZE);
         assert_eq!(w.c.read(SIZE - 4096, 8192)[4096..], [0; 4096]);

@@ -348,11 +348,7 @@ async fn dispatch(context: &Context, key: &Key) -> Done<Outcome> {
                 other => Ok(other),
             }
         }
-        (Key::Snapshots(volume), _) => {
-            let of = context.cache.snapshots.of(volume);
-            context.news.tell(of.into_iter().map(|s| Key::Snapshot(s.name_any())));
-            Ok(Outcome::Done)
-        }
+        (Key::Snapshots(volume), _) => snapshots::look_at_all(context, volume).await,
         (Key::Certificate, _) if context.options.webhook.is_none() => Ok(Outcome::Done),
         (Key::Trim(name), lead) => trim::look(context, lead.as_deref(), name).await,
         (Key::Certificate, lead) => certificate::look(context, lead.is_some()).await,

@@ -630,6 +630,33 @@ async fn a_volume_that_rests_is_attached_for_its_snapshots_and_no_longer() {
 }
 
 #[tokio::test]
+async fn a_snapshot_that_nobody_named_gets_a_resource_which_goes_with_it() {
+    const NAME: &str = "expand-8192-demo";
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 34).await;
+    cluster.attached_volume().await;
+    cluster.machine().chains_are_told = true;
+    cluster.machine().snapshots.insert(NAME.to_owned());
+    let named =
+        |c: &Cluster| c.server.get("snapshots", NAME).is_some_and(|s| s["status"]["readyToUse"] == true);
+    cluster.wait("named", named).await;
+    let spec = &cluster.server.get("snapshots", NAME).unwrap()["spec"];
+    assert_eq!((&spec["volume"], &spec["createSnapshot"]), (&json!("demo"), &Value::Null));
+
+    // Folded away by itself: at no time does its resource say that a snapshot of this name is to be removed.
+    cluster.machine().snapshots.remove(NAME);
+    let none = |c: &Cluster| c.server.all("snapshots").is_empty();
+    cluster.wait("gone with it", none).await;
+    let asks = |s: &Value| !s["metadata"]["deletionTimestamp"].is_null();
+    assert!(!cluster.server.history("snapshots", NAME).iter().any(asks));
+
+    cluster.machine().snapshots.insert(NAME.to_owned());
+    cluster.wait("named again", named).await;
+    cluster.server.delete("snapshots", NAME);
+    cluster.wait("removed by its resource", none).await;
+    assert!(cluster.machine().snapshots.is_empty());
+}
+
+#[tokio::test]
 async fn a_snapshot_that_its_engine_has_no_room_for_says_so_and_keeps_no_volume_attached() {
     let cluster = Cluster::new(&["n1", "n2", "n3"], 5).await;
     cluster.wait("three nodes", |c| nodes_ready(c) == 3).await;

@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use lh_block::{Instance, SNAPSHOTS_MAX};
-use lh_wire::{ChainOp, Control, LayerInfo, ReplicaState, expansion_snapshot};
+use lh_wire::{ChainOp, Control, LayerInfo, ReplicaState};
 
 use super::branch::branch;
 use super::{Ballot, CommandError, CommandId, Conductor, ControlFor, Job, JobFor, Output, Phase, sabotaged};
@@ -132,8 +132,7 @@ impl Conductor {
         let task = if let Some((command, op)) = next {
             self.ask_state(source);
             let settles = match &op {
-                ChainOp::Snapshot { name, .. } => Some(name.clone()),
-                ChainOp::Expand { size, .. } => Some(expansion_snapshot(*size)),
+                ChainOp::Snapshot { .. } | ChainOp::Expand { .. } => op.snapshot(),
                 // What is settled is told by the last snapshot that is, which may now be on another branch.
                 ChainOp::Revert { name, .. } => Some(name.clone()),
                 ChainOp::MarkRemoved { .. } => None,
@@ -215,7 +214,7 @@ impl Conductor {
                 Some(_) => Ok(()),
             },
             ChainOp::Expand { size, .. } => {
-                let (now, wanted, name) = (self.volume.size, *size, expansion_snapshot(*size));
+                let (now, wanted, name) = (self.volume.size, *size, op.snapshot().unwrap_or_default());
                 if wanted <= now || wanted % lh_block::BLOCK != 0 || i64::try_from(wanted).is_err() {
                     return Err(CommandError::BadSize { now, wanted });
                 }
@@ -314,8 +313,8 @@ impl Conductor {
                 };
                 self.put_head_over(of);
             }
-            Some(ChainOp::Expand { size, created }) => {
-                let name = expansion_snapshot(size);
+            Some(ref op @ ChainOp::Expand { size, ref created, .. }) => {
+                let name = op.snapshot().unwrap_or_default();
                 let of = |head: &LayerInfo| LayerInfo {
                     name: name.clone(),
                     created: created.clone(),

@@ -1,6 +1,6 @@
 //! What people ask for.
 
-use lh_wire::ChainOp;
+use lh_wire::{ChainOp, expansion_snapshot};
 
 use super::{
     CHANGES_MAX, Command, CommandError, CommandId, Conductor, NewLimits, Output, Quorum, Replica,
@@ -19,7 +19,10 @@ impl Conductor {
             }
             Command::RemoveSnapshot { name } => self.queue_op(id, ChainOp::MarkRemoved { name }),
             Command::Revert { name, created } => self.queue_op(id, ChainOp::Revert { name, created }),
-            Command::Expand { size, created } => self.queue_op(id, ChainOp::Expand { size, created }),
+            Command::Expand { size, created } => {
+                let name = Some(expansion_snapshot(size, &self.config.volume));
+                self.queue_op(id, ChainOp::Expand { name, size, created })
+            }
             Command::Purge => {
                 self.purge();
                 self.emit(Output::CommandDone(id, Ok(())));

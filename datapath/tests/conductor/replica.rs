@@ -646,6 +646,7 @@ impl Replica {
         }
         match self.prepared.take() {
             Some((prepared, op)) if prepared == id => {
+                let kept = op.snapshot().unwrap_or_default();
                 match op {
                     ChainOp::Snapshot { name, created, .. } => self.put_head_over(&name, &created),
                     ChainOp::MarkRemoved { name } => {
@@ -657,8 +658,8 @@ impl Replica {
                         let blocks = self.layers.pop().expect("a head").blocks.len();
                         self.layers.push(Layer { created, ..Layer::head_over(&name, blocks) });
                     }
-                    ChainOp::Expand { size, created } => {
-                        self.put_head_over(&lh_wire::expansion_snapshot(size), &created);
+                    ChainOp::Expand { size, created, .. } => {
+                        self.put_head_over(&kept, &created);
                         let blocks = usize::try_from(size / BLOCK).expect("small");
                         self.size = size;
                         for layer in &mut self.layers {

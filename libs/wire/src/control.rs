@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use lh_block::{Epoch, Extent, Generation, Instance};
+use lh_block::{Epoch, Extent, Generation, Instance, check_name};
 use serde::{Deserialize, Serialize};
 
 /// Bytes in a second at which a replica takes checksums that nobody waits for: of what a rebuild has brought, for which the
@@ -61,8 +61,13 @@ pub enum ChainOp {
         /// Time of creation of the new head, the same on every replica.
         created: String,
     },
-    /// The volume grows: the head becomes the snapshot [`expansion_snapshot`], a longer head is put over it.
+    /// The volume grows: the head becomes a snapshot, a longer head is put over it. On the wire and on disks it is called
+    /// `grow`: a replica of before, which would give the snapshot another name than the others do, refuses that.
+    #[serde(rename = "grow", alias = "expand")]
     Expand {
+        /// Name of the snapshot ([`expansion_snapshot`]). An engine of before gives none: it is `expand-SIZE`.
+        #[serde(default)]
+        name: Option<String>,
         /// The new size in bytes: a multiple of the block, larger than the volume is.
         size: u64,
         /// Time of creation of the snapshot and of the new head, the same on every replica.
@@ -71,6 +76,15 @@ pub enum ChainOp {
 }
 
 impl ChainOp {
+    /// The name of the snapshot that the head becomes; `None`: it becomes none.
+    pub fn snapshot(&self) -> Option<String> {
+        match self {
+            Self::Snapshot { name, .. } => Some(name.clone()),
+            Self::Expand { name, size, .. } => Some(name.clone().unwrap_or_else(|| of_size(*size))),
+            Self::MarkRemoved { .. } | Self::Revert { .. } => None,
+        }
+    }
+
     /// The time of an operation that puts another head in the head's place; `None`: it leaves the head alone.
     pub const fn created_mut(&mut self) -> Option<&mut String> {
         match self {
@@ -82,8 +96,15 @@ impl ChainOp {
     }
 }
 
-/// Longhorn's name for the snapshot that an expansion to `size` bytes takes.
-pub fn expansion_snapshot(size: u64) -> String {
+/// The name of the snapshot that an expansion to `size` bytes takes: `expand-SIZE-VOLUME`, as in Longhorn since 1.12.2, so that
+/// those of two volumes differ; `expand-SIZE` where that is longer than a name may be.
+pub fn expansion_snapshot(size: u64, volume: &str) -> String {
+    let name = format!("{}-{volume}", of_size(size));
+    if check_name("snapshot", &name).is_ok() { name } else { of_size(size) }
+}
+
+/// Longhorn's name for it before that.
+fn of_size(size: u64) -> String {
     format!("expand-{size}")
 }
 
@@ -329,4 +350,23 @@ pub struct ReplicaState {
     /// Checksums that are being taken, or were since the process began.
     #[serde(default)]
     pub hash: Option<HashState>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expansion_names_its_snapshot_after_the_volume() {
+        assert_eq!(expansion_snapshot(8192, "pvc-1"), "expand-8192-pvc-1");
+        assert_eq!(expansion_snapshot(8192, &"v".repeat(52)), format!("expand-8192-{}", "v".repeat(52)));
+        assert_eq!(expansion_snapshot(8192, &"v".repeat(53)), "expand-8192");
+        let op = ChainOp::Expand { name: Some("expand-1-v".into()), size: 1, created: "now".into() };
+        let json = r#"{"kind":"grow","name":"expand-1-v","size":1,"created":"now"}"#;
+        assert_eq!(serde_json::to_string(&op).unwrap(), json);
+        let read: ChainOp = serde_json::from_str(json).unwrap();
+        assert_eq!(read.snapshot().unwrap(), "expand-1-v");
+        let before: ChainOp = serde_json::from_str(r#"{"kind":"expand","size":1,"created":"now"}"#).unwrap();
+        assert_eq!(before.snapshot().unwrap(), "expand-1");
+    }
 }

@@ -100,7 +100,10 @@ impl Directory {
         let mut was_removed = false;
         match op {
             ChainOp::Snapshot { name, .. } => check_name("snapshot", name)?,
-            ChainOp::Expand { size, .. } => self.check_expansion(*size)?,
+            ChainOp::Expand { size, .. } => {
+                check_name("snapshot", &op.snapshot().unwrap_or_default())?;
+                self.check_expansion(*size)?;
+            }
             ChainOp::MarkRemoved { name } => was_removed = self.snapshot(name)?.meta.removed,
             ChainOp::Revert { name, .. } => {
                 if self.snapshot(name)?.meta.removed {
@@ -211,7 +214,7 @@ impl Directory {
             ChainOp::Snapshot { user_created, created, labels, .. } => {
                 (*user_created, created, labels.clone())
             }
-            ChainOp::Expand { size, created } => {
+            ChainOp::Expand { size, created, .. } => {
                 let label = (EXPANSION_LABEL.to_owned(), size.to_string());
                 (false, created, BTreeMap::from([label]))
             }

@@ -18,7 +18,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use lh_wire::{ChainOp, expansion_snapshot};
+use lh_wire::ChainOp;
 
 use super::ENGINE;
 use super::disk;
@@ -49,16 +49,13 @@ pub(super) struct Turn {
 impl Turn {
     /// `None`: the operation leaves the head alone. `size` is the volume's.
     pub(super) fn of(op: &ChainOp, size: u64) -> Option<Self> {
-        let (keep, base, size, created) = match op {
-            ChainOp::Snapshot { name, created, .. } => (Some(name.clone()), name.clone(), size, created),
-            ChainOp::Expand { size, created } => {
-                let name = expansion_snapshot(*size);
-                (Some(name.clone()), name, *size, created)
-            }
-            ChainOp::Revert { name, created } => (None, name.clone(), size, created),
+        let (base, size, created) = match op {
+            ChainOp::Snapshot { name, created, .. } => (name.clone(), size, created),
+            ChainOp::Expand { size, created, .. } => (op.snapshot()?, *size, created),
+            ChainOp::Revert { name, created } => (name.clone(), size, created),
             ChainOp::MarkRemoved { .. } => return None,
         };
-        Some(Self { keep, base, size, created: created.clone() })
+        Some(Self { keep: op.snapshot(), base, size, created: created.clone() })
     }
 }
 

@@ -3,6 +3,8 @@
 //! Decided by the manager of the node that the engine runs on; where none runs, the leader asks for the volume to be
 //! attached for as long as there is something to do ([`needs_engine`]).
 
+pub mod unnamed;
+
 use std::collections::BTreeSet;
 
 use super::{FINALIZER, written};
@@ -50,6 +52,8 @@ pub enum Action {
     Take,
     /// Mark it for removal, if it is there.
     Remove,
+    /// Let the resource go, which named a snapshot that is there no more.
+    Forget,
     /// Write its status.
     SetStatus(Box<SnapshotStatus>),
 }
@@ -104,6 +108,11 @@ fn is_kept(snapshot: &Snapshot) -> bool {
 /// True for one that is to be taken, and of which nobody has told yet that it was.
 fn never_seen(snapshot: &Snapshot) -> bool {
     snapshot.spec.create_snapshot && snapshot.status.as_ref().is_none_or(|s| s.creation_time.is_empty())
+}
+
+/// True for a resource that took no snapshot, and named one that was there.
+fn named_what_was_there(snapshot: &Snapshot) -> bool {
+    !snapshot.spec.create_snapshot && snapshot.status.as_ref().is_some_and(|s| !s.creation_time.is_empty())
 }
 
 fn serves(engine: Option<&Engine>) -> bool {
@@ -188,6 +197,9 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
             None => vec![Action::RemoveFinalizer],
         };
     }
+    if found.is_none() && !is_unknown && !waits(o.engine) && named_what_was_there(o.snapshot) {
+        return vec![Action::Forget];
+    }
     let mut actions = if is_kept(o.snapshot) { Vec::new() } else { vec![Action::AddFinalizer] };
     let mut status = o.snapshot.status.clone().unwrap_or_default();
     match found {
@@ -234,7 +246,7 @@ mod tests {
     use super::*;
     use crate::api::{EngineSpec, EngineStatus, Int64Text, SnapshotInfo, SnapshotSpec, VolumeSpec};
 
-    fn now() -> Timestamp {
+    pub(super) fn now() -> Timestamp {
         Timestamp::from_second(1_700_000_000).unwrap()
     }
 
@@ -245,11 +257,11 @@ mod tests {
         snapshot
     }
 
-    fn volume() -> Volume {
+    pub(super) fn volume() -> Volume {
         Volume::new("v", VolumeSpec { size: Int64Text(100), ..VolumeSpec::default() })
     }
 
-    fn engine(state: InstanceState, snapshots: &[(&str, bool)]) -> Engine {
+    pub(super) fn engine(state: InstanceState, snapshots: &[(&str, bool)]) -> Engine {
         let info = |(name, removed): &(&str, bool)| {
             let info = SnapshotInfo {
                 removed: *removed,
@@ -354,6 +366,25 @@ mod tests {
         let (actions, _) = decide(&snapshot, Some(&volume), Some(&engine(Running, &[])));
         let [Action::SetStatus(status)] = &actions[..] else { panic!("{actions:?}") };
         assert!(!status.ready_to_use && status.error.contains("no snapshot"));
+    }
+
+    #[test]
+    fn a_resource_that_named_what_is_gone_goes_and_one_that_took_it_says_so() {
+        let volume = volume();
+        let (mut snapshot, mut engine) = (snapshot(), engine(InstanceState::Running, &[]));
+        snapshot.spec.create_snapshot = false;
+        let (actions, _) = decide(&snapshot, Some(&volume), Some(&engine));
+        let [Action::SetStatus(status)] = &actions[..] else { panic!("never seen: {actions:?}") };
+        assert!(status.error.contains("no snapshot"));
+        let created =
+            SnapshotStatus { creation_time: "2026-01-01T00:00:00Z".into(), ..SnapshotStatus::default() };
+        snapshot.status = Some(created);
+        assert_eq!(decide(&snapshot, Some(&volume), Some(&engine)).0, [Action::Forget]);
+        snapshot.metadata.finalizers = None;
+        assert_eq!(decide(&snapshot, Some(&volume), Some(&engine)).0, [Action::Forget], "cut off in between");
+        engine.status.as_mut().unwrap().waiting_for = "its replicas".into();
+        let (actions, _) = decide(&snapshot, Some(&volume), Some(&engine));
+        assert!(!actions.contains(&Action::Forget), "{actions:?}");
     }
 
     #[test]

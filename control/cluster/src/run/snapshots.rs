@@ -15,11 +15,28 @@ use super::queue::Outcome;
 use crate::agent::AgentError;
 use crate::api::{Snapshot, Volume};
 use crate::plan::snapshot::Refusal;
+use crate::plan::snapshot::unnamed::unnamed;
 use crate::plan::volume::{CLONED, pair};
 use crate::plan::{Event, snapshot};
 
 /// How long a file system that could not be frozen is left alone: whoever writes to it may have waited.
 const FREEZE_AGAIN: Duration = Duration::from_secs(15);
+
+/// Looks at all snapshots of a volume, after news of its engine, and names those that nobody has named.
+pub(super) async fn look_at_all(context: &Context, volume: &str) -> Done<Outcome> {
+    let cache = &context.cache;
+    let engines = cache.engines.of(volume);
+    if let Some(volume) = cache.volumes.get(volume)
+        && let Some(engine) = pair(&volume, engines.iter().map(Arc::as_ref)).0
+    {
+        for snapshot in unnamed(&volume, engine, |name| cache.snapshots.get(name).is_some()) {
+            tracing::debug!(snapshot = snapshot.name_any(), "named");
+            context.desk.create(&snapshot).await?;
+        }
+    }
+    context.news.tell(cache.snapshots.of(volume).into_iter().map(|s| Key::Snapshot(s.name_any())));
+    Ok(Outcome::Done)
+}
 
 /// Looks at a snapshot of a volume whose engine runs here.
 pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
@@ -73,6 +90,11 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
                 context.agent.remove_snapshot(&engine_name, name).await?;
                 context.news.tell([Key::Engine(engine_name.clone())]);
                 outcome = Outcome::Again(SOON);
+            }
+            snapshot::Action::Forget => {
+                // Without the finalizer nobody removes anything for it: should a snapshot of that name be there all the same, it stays.
+                context.desk.set_finalizer(resource.as_ref(), false).await?;
+                context.desk.delete_same(resource.as_ref()).await?;
             }
             snapshot::Action::SetStatus(status) => {
                 let old = resource.status.clone().unwrap_or_default();

@@ -48,7 +48,7 @@ fn operations_on_the_chain() {
         (snapshot_op("two"), SAMPLE),
         (ChainOp::MarkRemoved { name: "one".into() }, SAMPLE),
         (revert_op("one"), ONE),
-        (ChainOp::Expand { size: SIZE + (8 << 20), created: created() }, SAMPLE),
+        (ChainOp::Expand { name: None, size: SIZE + (8 << 20), created: created() }, SAMPLE),
     ];
     for (op, done) in ops {
         let looks = at_every_look(

@@ -98,7 +98,10 @@ fn operations_on_the_chain() {
         (snapshot_op("two"), "two"),
         (ChainOp::MarkRemoved { name: "one".into() }, "one"),
         (revert_op("one"), "one"),
-        (ChainOp::Expand { size: larger, created: "2026-11-20T06:03:39Z".into() }, "expand-8650752"),
+        (
+            ChainOp::Expand { name: None, size: larger, created: "2026-11-20T06:03:39Z".into() },
+            "expand-8650752",
+        ),
     ];
     for (op, last) in ops {
         at_every_step(
@@ -274,7 +277,7 @@ fn layers_that_are_replaced() {
 fn an_expansion_has_the_space_for_its_bitmap() {
     let place = temporary();
     let mut volume = Volume::create(&place.path().join("replica"));
-    let op = ChainOp::Expand { size: 40 << 30, created: "2026-11-20T06:03:39Z".into() };
+    let op = ChainOp::Expand { name: None, size: 40 << 30, created: "2026-11-20T06:03:39Z".into() };
     volume.directory.prepare(Instance(1), &op).unwrap();
     let length = || fs::metadata(place.path().join("replica/engine/intent")).unwrap().len();
     let prepared = length();

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use lh_block::{BLOCK, Instance};
-use lh_wire::{ChainOp, Keep, LayerInfo, ReplicaState, expansion_snapshot};
+use lh_wire::{ChainOp, Keep, LayerInfo, ReplicaState};
 use proptest::prelude::*;
 
 use super::super::clone::{CloneOptions, clone_snapshot};
@@ -260,7 +260,7 @@ impl World {
             (Chain::Snapshot, _) if room => snapshot_op(&format!("s{}", self.count)),
             (Chain::Expand, _) if room && self.blocks() < BLOCKS_MAX => {
                 let size = (self.blocks() + GROWS_BY) * BLOCK;
-                ChainOp::Expand { size, created: "2026-11-20T06:03:39Z".into() }
+                ChainOp::Expand { name: None, size, created: "2026-11-20T06:03:39Z".into() }
             }
             (Chain::Remove, Some(name)) => ChainOp::MarkRemoved { name },
             (Chain::Revert, Some(name)) => revert_op(&name),
@@ -314,7 +314,7 @@ impl World {
         match op {
             ChainOp::Snapshot { name, .. } => drop(self.model.live.insert(name, self.model.head.clone())),
             ChainOp::Expand { size, .. } => {
-                self.model.live.insert(expansion_snapshot(size), self.model.head.clone());
+                self.model.live.insert(format!("expand-{size}"), self.model.head.clone());
                 self.model.head.resize(usize::try_from(size / BLOCK).unwrap(), 0);
             }
             ChainOp::MarkRemoved { name } => drop(self.model.live.remove(&name)),

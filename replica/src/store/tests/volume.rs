@@ -181,7 +181,7 @@ impl Volume {
     }
 
     pub(super) fn expand(&mut self, id: u128, size: u64) -> Result<(), ChainError> {
-        self.carry_out(id, &ChainOp::Expand { size, created: "2026-11-20T06:03:39Z".into() })
+        self.carry_out(id, &ChainOp::Expand { name: None, size, created: "2026-11-20T06:03:39Z".into() })
     }
 
     pub(super) fn begin_fold(&mut self, name: &str) -> Result<Fold, ChainError> {

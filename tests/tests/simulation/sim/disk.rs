@@ -582,14 +582,14 @@ impl Disk {
         if !matches!(op, ChainOp::MarkRemoved { .. }) {
             self.end_grant();
         }
+        let kept = op.snapshot().unwrap_or_default();
         match op {
             ChainOp::Snapshot { name, user_created, created, labels } => {
                 self.put_head_over(LayerInfo { name, user_created, created, labels, ..LayerInfo::default() });
             }
-            ChainOp::Expand { size, created } => {
-                let name = lh_wire::expansion_snapshot(size);
+            ChainOp::Expand { size, created, .. } => {
                 let old = std::mem::replace(&mut self.size, size);
-                self.put_head_over(LayerInfo { name, created, length: old, ..LayerInfo::default() });
+                self.put_head_over(LayerInfo { name: kept, created, length: old, ..LayerInfo::default() });
             }
             ChainOp::Revert { name, created } => {
                 self.syncing = None;

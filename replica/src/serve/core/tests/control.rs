@@ -390,7 +390,7 @@ fn no_rebuild_begins_and_nothing_is_closed_beside_a_record_of_the_bitmap() {
 #[test]
 fn nothing_is_expanded_beside_a_write_or_a_record_of_the_bitmap() {
     let (id, size) = (Instance(9), 2 * SIZE);
-    let op = ChainOp::Expand { size, created: String::new() };
+    let op = ChainOp::Expand { name: None, size, created: String::new() };
     let mut r = Rig::new(Facts { prepared: Some((id, op)), ..facts() });
     let conn = r.open(1, 1);
     let write1 = r.send(conn, write(0, 1));
