@@ -94,6 +94,9 @@ enum Command {
     /// Hold a volume's FUSE connection while its engine is away
     #[command(hide = true)]
     FuseKeeper(keeper::KeeperArgs),
+    /// Take away the device that a volume has left here, which is elsewhere since, or gone
+    #[command(hide = true)]
+    EndStay(controller::EndStayArgs),
     /// Freeze a file system while an engine takes a snapshot
     #[command(hide = true)]
     FsFreeze(freeze::FreezeArgs),
@@ -155,7 +158,8 @@ pub fn main() -> ExitCode {
 /// Whoever reaches an instance manager's port has it run this program, as root: the processes of volumes, and nothing with which
 /// another file of the host could be written.
 fn run(program: Program) -> anyhow::Result<()> {
-    let is_instance = matches!(program.command, Command::Controller(_) | Command::Replica(_));
+    let is_instance =
+        matches!(program.command, Command::Controller(_) | Command::Replica(_) | Command::EndStay(_));
     if is_launched() && !is_instance {
         let why =
             "an instance manager runs `controller` and `replica` of this program; the others are for a shell";
@@ -167,6 +171,7 @@ fn run(program: Program) -> anyhow::Result<()> {
         Command::Csi(args) => csi::run(args),
         Command::Controller(args) => controller::run(&args.of(&program.target)),
         Command::Replica(args) => replica::run(args.of(&program.target)),
+        Command::EndStay(args) => controller::end_stay(&args),
         Command::Sfold(args) => sfold::run(&args),
         Command::Ssync(args) => ssync::run(&args),
         Command::FuseKeeper(args) => keeper::run(args),

@@ -2,7 +2,7 @@
 engine in the relay's place, under its device, fences the one before. Registers are written on one host and read on the
 other; engines and relays are killed; nobody without the key is served; what waits on the device that was left fails when the
 volume comes back there. No I/O error else, no stale answer, replicas equal; the pauses are printed."""
-import glob, itertools, json, mmap, os, random, signal, threading, time
+import itertools, json, mmap, os, random, signal, threading, time
 from by_hand import ByHand
 from harness import BIN, Host, contents, expect, full, have, kill, rng, run, say, shown, skip, stand_still, wait_for
 from misuse_client import WRITE, Nbd
@@ -94,6 +94,11 @@ class Volume(ByHand):
         """The volume comes to host n, for the first time or from elsewhere."""
         self.stays[n] = str(next(self.numbers))
 
+    def end_stay(self, n, stay):
+        """What a node's manager does once it knows that the volume is elsewhere."""
+        line = [*self.hosts.apart(n), os.path.join(BIN, "longhorn"), "end-stay", "--root", self.roots[n], "--stay", stay, self.name]
+        return run(*line, check=False, timeout=20)
+
     def relay_address(self, n):
         return f"tcp:{self.hosts.address(n)}:{RELAY}"
 
@@ -130,18 +135,6 @@ class Volume(ByHand):
         self.running[n].kill()
         self.running[n].wait()
 
-    def end_keeper(self, n):
-        """Takes away what is left of a device whose engine has ended for good, as a node's plugin does."""
-        for path in glob.glob("/proc/[0-9]*/cmdline"):
-            try:
-                words = open(path, "rb").read().decode().split("\0")
-            except OSError:
-                continue
-            if "fuse-keeper" in words and self.roots[n] in words:
-                kill(int(path.split("/")[2]), signal.SIGKILL)
-        run("losetup", "-d", f"/dev/loop{os.minor(os.stat(self.device(n)).st_rdev)}", check=False, timeout=20)
-        os.unlink(self.device(n))
-
     def clean(self):
         """Nothing that ended well is left to be done."""
         for child in self.children:
@@ -149,7 +142,7 @@ class Volume(ByHand):
             child.wait()
         for n in self.roots:
             if n in self.hosts.holders and os.path.exists(self.device(n)):
-                self.end_keeper(n)
+                self.end_stay(n, self.stays[n])
 
 
 def users(volume, registers, writer, reader, dice):
@@ -197,6 +190,20 @@ def nobody_without_the_key(volume, host, source, target):
     heard = bytes.fromhex(run(*volume.hosts.apart(target), "python3", "-c", client, volume.hosts.address(source),
                               str(RELAY), timeout=60).stdout.strip())
     expect(heard[:4] == b"LHhs" and b"NBDMAGIC" not in heard and b"IHAVEOPT" not in heard, f"NBD without the key: {heard}")
+
+
+def ended_at_once(volume, n):
+    """A stay that is over is ended before the volume comes back: whoever waits hears so, and nothing is left of it."""
+    running, stay = volume.running[n], volume.stays[n]
+    expect(running.poll() is not None and volume.late[n][1].error is None, "the device does not wait any more")
+    expect(volume.end_stay(n, "another").returncode == 0, "a stay that is not this one")
+    expect(os.path.exists(volume.device(n)) and volume.late[n][1].error is None, "another stay's end took the device away")
+    done = volume.end_stay(n, stay)
+    expect(done.returncode == 0, f"the stay does not end: {done.stderr}")
+    for user in volume.late[n]:
+        user.join(30)
+        expect(user.error is not None, "what waits on a device whose stay has ended waits on")
+    expect(not os.path.exists(volume.device(n)), "the device of a stay that has ended is there")
 
 
 def nothing_late(volume, n, poison):
@@ -269,6 +276,10 @@ def migrated(volume, source, target, dice, registers, poison):
     time.sleep(0.2)
     expect(late.done == 0, "a device without an engine takes writes")
     volume.late[source] = [left, late]
+    if dice.random() < 0.5:
+        ended_at_once(volume, source)
+        done = volume.end_stay(target, volume.stays[target])
+        expect(done.returncode == GIVES_UP and "has not ended" in done.stderr, f"beside its engine: {done.returncode} {done.stderr}")
     writer.stop(), reader.stop()
     return pause
 

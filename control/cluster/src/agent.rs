@@ -304,6 +304,17 @@ pub trait Agent: Send + Sync + 'static {
         Err(AgentError::Unbuilt("nobody on this node trims file systems".to_owned()))
     }
 
+    /// Which volumes are shown as devices on this node, or were when their engines died, and of which stay each device is.
+    async fn devices(&self) -> BTreeMap<String, String> {
+        BTreeMap::new()
+    }
+
+    /// Takes away the device that a stay has left, also from those who use it: all that waits there fails. Refused
+    /// ([`AgentError::Failed`]) while an engine of the volume runs; nothing is done where another stay has begun.
+    async fn end_stay(&self, _volume: &str, _stay: &str) -> Result<(), AgentError> {
+        Ok(())
+    }
+
     /// Has the instance manager, all its processes and the CSI driver of the node log at this level from now on.
     async fn log_at(&self, _level: Level) -> Result<(), AgentError> {
         Ok(())

@@ -18,6 +18,7 @@ pub mod rebuild;
 pub mod replica;
 pub mod served;
 pub mod snapshot;
+pub mod stay;
 pub mod trim;
 pub mod upgrade;
 pub mod volume;

@@ -38,6 +38,7 @@ mod request;
 mod shelf;
 mod snapshots;
 mod sole;
+mod stays;
 mod tickets;
 mod trim;
 mod upgrades;
@@ -180,6 +181,10 @@ impl Context {
 
     fn runs(&self, process: &str) -> bool {
         self.processes.lock().unwrap_or_else(PoisonError::into_inner).contains_key(process)
+    }
+
+    fn runs_any(&self, is_it: impl Fn(&str) -> bool) -> bool {
+        self.processes.lock().unwrap_or_else(PoisonError::into_inner).keys().any(|process| is_it(process))
     }
 }
 
@@ -338,6 +343,7 @@ async fn dispatch(context: &Context, key: &Key) -> Done<Outcome> {
         (Key::Here, _) => here::look(context).await,
         (Key::Programs, _) => programs::look(context).await,
         (Key::Engine(name), _) => engines::look(context, name).await,
+        (Key::Device(volume), _) => stays::look(context, volume).await,
         (Key::Replica(name), _) => replicas::look(context, name).await,
         (Key::Snapshot(name), None) => snapshots::look(context, name).await,
         (Key::Snapshot(name), Some(lead)) => {

@@ -450,6 +450,30 @@ async fn what_belongs_to_a_replica_of_another_node_is_no_orphan() {
 }
 
 #[tokio::test]
+async fn a_device_is_taken_away_where_the_volume_is_no_more_and_not_where_it_may_come_back() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 35).await;
+    cluster.attached_volume().await;
+    let left = |nodes: &[&str]| {
+        let place = |node: &&str| (((*node).to_owned(), "demo".to_owned()), "1".to_owned());
+        cluster.machine().stays.extend(nodes.iter().map(place));
+    };
+    let on =
+        |c: &Cluster| -> Vec<String> { c.machine().stays.keys().map(|(node, _)| node.clone()).collect() };
+    left(&["n1", "n2"]);
+    cluster.wait("the one that is elsewhere", |c| on(c) == ["n1"]).await;
+    cluster.ticket(None);
+    cluster.wait("detached", |c| c.volume("state") == "detached").await;
+    left(&["n3"]);
+    cluster.wait("one from before", |c| on(c) == ["n1"]).await;
+    cluster.ticket(Some("n2"));
+    cluster.wait("the volume is elsewhere", |c| on(c).is_empty()).await;
+    cluster.server.delete("volumes", "demo");
+    cluster.wait("gone", |c| c.server.get("volumes", "demo").is_none()).await;
+    left(&["n1"]);
+    cluster.wait("that of a volume that is gone", |c| on(c).is_empty()).await;
+}
+
+#[tokio::test]
 async fn a_process_that_its_engine_left_behind_is_ended() {
     let mut cluster = Cluster::new(&["n1", "n2", "n3"], 8).await;
     cluster.attached_volume().await;

@@ -151,6 +151,11 @@ impl Root {
         self.volumes().join(volume)
     }
 
+    /// Which stay of a volume the devices on this host are of.
+    pub fn stay(&self, volume: &str) -> PathBuf {
+        self.volume(volume).join("stay")
+    }
+
     /// A volume's key: 32 bytes.
     pub fn key(&self, volume: &str) -> PathBuf {
         self.volume(volume).join("key")

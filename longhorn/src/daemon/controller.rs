@@ -24,6 +24,7 @@ use lh_block::Address;
 
 use queues::{DEPTH, UBLK_DEPTH_MIN};
 pub(super) use run::run;
+pub(super) use stay::{EndStayArgs, run as end_stay};
 
 use super::GivesUp;
 use super::as_longhorn::{self, ControllerFlags, wrong};

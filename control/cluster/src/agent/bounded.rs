@@ -160,6 +160,14 @@ impl<A: Agent + ?Sized> Agent for Bounded<A> {
         self.ends("to trim a file system", self.node.trim(volume, request)).await
     }
 
+    async fn devices(&self) -> BTreeMap<String, String> {
+        self.node.devices().await
+    }
+
+    async fn end_stay(&self, volume: &str, stay: &str) -> Result<(), AgentError> {
+        self.ends("to take a device away", self.node.end_stay(volume, stay)).await
+    }
+
     async fn log_at(&self, level: Level) -> Result<(), AgentError> {
         self.ends("to log at another level", self.node.log_at(level)).await
     }

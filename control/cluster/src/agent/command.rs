@@ -76,6 +76,12 @@ pub fn engine_command(root: &Root, authority: &Path, reach: Reach, start: &Engin
     line
 }
 
+/// The arguments of a process that takes away what a stay has left.
+pub(super) fn end_stay_command(root: &Root, volume: &str, stay: &str) -> Vec<String> {
+    let root = root.path().display().to_string();
+    ["end-stay", "--root", &root, "--stay", stay, volume].map(str::to_owned).into()
+}
+
 /// The arguments of a replica's process. On a network it is told where to listen for data by the instance manager, which
 /// gives it the port.
 pub fn replica_command(root: &Root, reach: Reach, name: &str, spec: &ReplicaSpec) -> Vec<String> {

@@ -31,7 +31,8 @@ use tonic::transport::Channel;
 use tonic::{Code, Status, async_trait};
 
 use super::at_disk::AtDisk;
-use super::device::device_at;
+use super::command::end_stay_command;
+use super::device::{device_at, devices};
 use super::disk::is_disk;
 use super::{
     Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, Reach,
@@ -47,6 +48,9 @@ pub(super) const TAKE_OVER_PATIENCE: Duration = STOP_PATIENCE.saturating_add(Dur
 
 /// Between two looks at that.
 const TAKE_OVER_LOOK: Duration = Duration::from_millis(20);
+
+/// Between two looks whether a device is taken away.
+const END_STAY_LOOK: Duration = Duration::from_millis(100);
 
 /// Between two attempts to hear the instance manager's news.
 const WATCH_AGAIN: Duration = Duration::from_secs(1);
@@ -434,6 +438,30 @@ impl Agent for LocalAgent {
             }
             Err(status) => Err(AgentError::Failed(status.message().to_owned())),
         }
+    }
+
+    async fn devices(&self) -> BTreeMap<String, String> {
+        let root = self.root.clone();
+        tokio::task::spawn_blocking(move || devices(&root)).await.unwrap_or_default()
+    }
+
+    async fn end_stay(&self, volume: &str, stay: &str) -> Result<(), AgentError> {
+        let name = format!("{volume}-stay");
+        let args = end_stay_command(&self.root, volume, stay);
+        self.create(ProcessSpec { name: name.clone(), args, ..ProcessSpec::default() }).await?;
+        let ended = loop {
+            match self.processes().await?.get(&name) {
+                Some(process) if process.state == InstanceState::Error => {
+                    break Err(AgentError::Failed(process.error.clone()));
+                }
+                Some(process) if process.state != InstanceState::Stopped => {
+                    tokio::time::sleep(END_STAY_LOOK).await;
+                }
+                Some(_) | None => break Ok(()),
+            }
+        };
+        self.stop(&name).await?;
+        ended
     }
 
     async fn log_at(&self, level: Level) -> Result<(), AgentError> {

@@ -63,6 +63,8 @@ pub(super) enum Key {
     Engine(String),
     /// This node: a replica.
     Replica(String),
+    /// This node: the device of a volume that has no engine here.
+    Device(String),
     /// A snapshot, by whoever has its engine; by the leader where none runs.
     Snapshot(String),
     /// Every snapshot of a volume: its engine came, went, or tells of another chain.
@@ -74,7 +76,7 @@ impl Laned for Key {
         match self {
             Self::Snapshot(_) | Self::Trim(_) => Lane::Chains,
             Self::Engine(_) => Lane::Engines,
-            Self::Replica(_) => Lane::Replicas,
+            Self::Replica(_) | Self::Device(_) => Lane::Replicas,
             _ => Lane::Rest,
         }
     }

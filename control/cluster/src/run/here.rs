@@ -9,7 +9,7 @@ use super::cache::{instance_manager, is_cordoned};
 use super::desk::Done;
 use super::processes::SOON;
 use super::queue::Outcome;
-use super::{Context, instance_pod, orphans};
+use super::{Context, instance_pod, orphans, stays};
 use crate::agent::AgentError;
 use crate::api::{
     DataEngine, DiskSpec, InstanceManager, InstanceManagerSpec, InstanceManagerStatus, InstanceState, Node,
@@ -24,8 +24,8 @@ const DEFAULT_DISK: &str = "default-disk";
 
 /// Looks at this node: its resources, its disks, its instance manager.
 pub(super) async fn look(context: &Context) -> Done<Outcome> {
-    // Neither waits for the other: what does not answer the one may well answer the other.
-    tokio::join!(look_at_node(context), log_as_set(context)).0
+    // None waits for another: what does not answer the one may well answer the other.
+    tokio::join!(look_at_node(context), log_as_set(context), stays::look_at_all(context)).0
 }
 
 /// Has this manager and what runs on its node log at the level that is set. Those who start anew are told with the next round.

@@ -40,7 +40,7 @@ pub(super) enum Lane {
     Chains,
     /// An engine. Not the same places as the one above: what it waits for may be a replica's new address.
     Engines,
-    /// A replica's process, its instance manager, its disk.
+    /// A replica's process, its instance manager, its disk; a device without an engine.
     Replicas,
     /// None of these: what the leader does, the node.
     Rest,

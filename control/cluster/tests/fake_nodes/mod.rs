@@ -38,6 +38,8 @@ pub(crate) struct Machine {
     pub(crate) unfilled: BTreeSet<String>,
     /// Taken by whatever engine.
     pub(crate) snapshots: BTreeSet<String>,
+    /// Devices, by node and volume, and of which stay each is.
+    pub(crate) stays: BTreeMap<(String, String), String>,
     /// Nodes whose instance manager does not answer.
     pub(crate) away: BTreeSet<String>,
     /// Nodes whose disk cannot be used.
@@ -350,6 +352,17 @@ impl Agent for FakeAgent {
             return Err(AgentError::Failed("Input/output error".to_owned()));
         }
         self.machine().directories.remove(&(disk_path.display().to_string(), directory));
+        Ok(())
+    }
+
+    async fn devices(&self) -> BTreeMap<String, String> {
+        let all = self.machine().stays.clone();
+        all.into_iter().filter(|((node, _), _)| *node == self.node).map(|((_, v), stay)| (v, stay)).collect()
+    }
+
+    async fn end_stay(&self, volume: &str, stay: &str) -> Result<(), AgentError> {
+        let place = (self.node.clone(), volume.to_owned());
+        self.machine().stays.retain(|at, of| *at != place || of != stay);
         Ok(())
     }
 

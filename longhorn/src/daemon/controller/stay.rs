@@ -4,55 +4,97 @@
 //! volume in between. A host that was cut off keeps a device whose engine was shut out, with writes of then waiting on it, and
 //! a file system of then mounted: carried out when the volume comes back to this host, they would destroy what was written
 //! elsewhere since. So whoever starts engines tells them which stay this is (`--stay`), and the first start of another one
-//! takes away what is there: all that waits on it fails, whoever uses it.
+//! takes away what is there: all that waits on it fails, whoever uses it. Whoever knows that a stay is over before that has it ended
+//! (`longhorn end-stay`): nobody can be rid of a process, or of a mount, that waits on such a device.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use control::host::{Root, create_dir_durably, replace_file};
-use fuse_frontend::keeper::{Keeper, KeeperError};
+use control::host::{LiveDirs, Root, create_dir_durably, replace_file};
+use fuse_frontend::keeper::{Keeper, KeeperError, remove_left_behind};
 use fuse_frontend::node;
 use iscsi_frontend::initiator;
 use nix::sys::stat::makedev;
 
+use crate::arguments::{DEFAULT_ROOT, ROOT_VARIABLE, process_name, root_path, volume_name};
+use crate::daemon::GivesUp;
 use crate::device_names::{device_of, keeper_socket, nbd_identifier, target_name, ublk_owner};
+use crate::sentence::sentence;
 
 /// Begins or goes on with a stay. The caller holds the volume's name on this host.
 ///
 /// # Errors
 /// A device of another stay that does not go: the volume is not shown then.
 pub(super) fn begin(stay: &str, volume: &str, root: &Root) -> Result<()> {
-    let file = record(root, volume);
-    let last = match fs::read_to_string(&file) {
-        Ok(last) => Some(last),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => None,
-        Err(e) => return Err(e).with_context(|| file.display().to_string()),
-    };
+    let last = last(root, volume)?;
     if last.as_deref() == Some(stay) {
         return Ok(());
     }
     // Without a record it was a program that knew of no stays, and its device may be in use rightly.
     if last.is_some() {
-        abandon(volume, root).with_context(|| {
-            format!(
-                "{} is left from before the volume was elsewhere, and does not go: end what uses it",
-                device_of(volume).display()
-            )
-        })?;
+        abandon(volume, root)?;
     }
+    let file = root.stay(volume);
     create_dir_durably(&root.volume(volume))?;
     replace_file(&file, stay.as_bytes()).with_context(|| file.display().to_string())
 }
 
+/// What `longhorn end-stay` is told.
+#[derive(Debug, clap::Args)]
+pub(in crate::daemon) struct EndStayArgs {
+    /// Where volumes, logs and sockets lie
+    #[arg(long, env = ROOT_VARIABLE, default_value = DEFAULT_ROOT, value_parser = root_path(), value_name = "DIR")]
+    root: PathBuf,
+    /// Which stay: nothing is done where another one has begun since
+    #[arg(long, value_parser = process_name, value_name = "WORD")]
+    stay: String,
+    /// The volume
+    #[arg(value_parser = volume_name)]
+    volume: String,
+}
+
+/// Takes away what a stay that is over has left.
+///
+/// # Errors
+/// An engine of the volume runs on this host. A device that does not go.
+pub(in crate::daemon) fn run(args: &EndStayArgs) -> Result<()> {
+    let root = Root::at(&args.root).with_context(|| args.root.display().to_string())?;
+    // Whoever has asked asks again.
+    end(&args.stay, &args.volume, &root).map_err(|e| GivesUp(sentence(&e)).into())
+}
+
+fn end(stay: &str, volume: &str, root: &Root) -> Result<()> {
+    let _live = LiveDirs::default().acquire(volume, root, Duration::ZERO)?;
+    match last(root, volume)? {
+        Some(last) if last == stay => abandon(volume, root),
+        Some(_) | None => Ok(()),
+    }
+}
+
 /// Which stay the devices of this host are of.
-fn record(root: &Root, volume: &str) -> PathBuf {
-    root.volume(volume).join("stay")
+fn last(root: &Root, volume: &str) -> Result<Option<String>> {
+    let file = root.stay(volume);
+    match fs::read_to_string(&file) {
+        Ok(last) => Ok(Some(last)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e).with_context(|| file.display().to_string()),
+    }
+}
+
+fn abandon(volume: &str, root: &Root) -> Result<()> {
+    abandon_devices(volume, root).with_context(|| {
+        format!(
+            "{} is left from before the volume was elsewhere, and does not go: end what uses it",
+            device_of(volume).display()
+        )
+    })
 }
 
 /// Takes every device of the volume away, also from those who use it.
-fn abandon(volume: &str, root: &Root) -> Result<()> {
+fn abandon_devices(volume: &str, root: &Root) -> Result<()> {
     let device = device_of(volume);
     if ublk_frontend::missing().is_none()
         && let Some((major, minor)) = ublk_frontend::remove_left_behind(&ublk_owner(root.path()), volume)?
@@ -76,11 +118,15 @@ fn abandon(volume: &str, root: &Root) -> Result<()> {
     if let Some(rdev) = rdev.filter(|_| has_kernels) {
         node::remove(&device, rdev).with_context(|| device.display().to_string())?;
     }
-    abandon_keeper(&keeper_socket(volume), root.path())
+    abandon_keeper(&keeper_socket(volume), volume, root.path())
 }
 
-fn abandon_keeper(socket: &Path, root: &Path) -> Result<()> {
-    let Ok(mut keeper) = Keeper::connect(socket) else { return Ok(()) };
+fn abandon_keeper(socket: &Path, volume: &str, root: &Path) -> Result<()> {
+    let Ok(mut keeper) = Keeper::connect(socket) else {
+        // If it died as well, the device fails whoever uses it.
+        let device = device_of(volume);
+        return remove_left_behind(socket, &device).map(drop).with_context(|| device.display().to_string());
+    };
     if Path::new(&keeper.info()?.owner) != root {
         return Ok(());
     }
@@ -102,7 +148,7 @@ mod tests {
         let root = Root::at(dir.path()).unwrap();
         for stay in ["1", "1", "2"] {
             begin(stay, "never-shown", &root).unwrap();
-            assert_eq!(fs::read_to_string(record(&root, "never-shown")).unwrap(), stay);
+            assert_eq!(fs::read_to_string(root.stay("never-shown")).unwrap(), stay);
         }
     }
 }
