@@ -8,6 +8,7 @@ use lh_block::{Instance, LAYERS_MAX, NameError, format_size};
 use thiserror::Error;
 
 use super::qcow2::Qcow2Fault;
+use super::room::is_full;
 
 /// What to do about a damaged directory: always the same, since the other replicas hold the data.
 const REBUILD: &str =
@@ -429,7 +430,7 @@ pub enum ChainError {
     BadChain(&'static str),
     /// The directory cannot hold it.
     #[error(transparent)]
-    Directory(#[from] Box<OpenError>),
+    Directory(Box<OpenError>),
     /// A size that no volume has.
     #[error("a volume of {0} bytes is not possible: the size must be a positive multiple of 4096")]
     BadSize(u64),
@@ -450,4 +451,31 @@ pub enum ChainError {
         /// Why it failed.
         source: io::Error,
     },
+}
+
+impl From<Box<OpenError>> for ChainError {
+    /// That the disk is full says nothing about the directory.
+    fn from(error: Box<OpenError>) -> Self {
+        match *error {
+            OpenError::Io { what, source } if is_full(&source) => Self::NoSpace(what),
+            other => Self::Directory(other.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_told_with_what_to_do_also_where_the_directory_is_tried_out() {
+        let tried = |kind: io::ErrorKind| {
+            let what = "trying out /r/engine/probe".to_owned();
+            ChainError::from(Box::new(OpenError::Io { what, source: kind.into() }))
+        };
+        let full = "no space left for trying out /r/engine/probe: free some, then try again";
+        assert_eq!(tried(io::ErrorKind::StorageFull).to_string(), full);
+        assert!(matches!(tried(io::ErrorKind::QuotaExceeded), ChainError::NoSpace(_)));
+        assert!(matches!(tried(io::ErrorKind::PermissionDenied), ChainError::Directory(_)));
+    }
 }
