@@ -29,6 +29,8 @@ use stand_in::Replica;
 #[derive(Default)]
 struct Engine {
     snapshots: Mutex<Vec<String>>,
+    /// Replicas beside its own.
+    others: Vec<EngineReplica>,
 }
 
 impl EngineControl for Engine {
@@ -48,13 +50,15 @@ impl EngineControl for Engine {
             up: true,
             device: Some(PathBuf::from("/dev/longhorn/demo")),
             generation: Generation { attachment: 2, restart: 1 },
-            replicas: vec![EngineReplica {
+            replicas: std::iter::once(EngineReplica {
                 name: "demo-r-1".into(),
                 address: "unix:/r/1.sock".into(),
                 mode: ptypes::ReplicaMode::Wo,
                 reason: "it is being brought in sync".into(),
                 rebuild: Some((400, 1000)),
-            }],
+            })
+            .chain(self.others.iter().cloned())
+            .collect(),
             ..Default::default()
         }
     }
@@ -106,11 +110,17 @@ impl EngineControl for Engine {
 }
 
 async fn engine(dir: &tempfile::TempDir) -> ControllerServiceClient<Channel> {
+    engine_with(dir, Vec::new()).await
+}
+
+async fn engine_with(
+    dir: &tempfile::TempDir,
+    others: Vec<EngineReplica>,
+) -> ControllerServiceClient<Channel> {
     let socket = dir.path().join("e.sock");
     let served = socket.clone();
-    tokio::spawn(
-        async move { control::engine::serve(&served, "demo-e-0", Arc::new(Engine::default())).await },
-    );
+    let engine = Arc::new(Engine { others, ..Engine::default() });
+    tokio::spawn(async move { control::engine::serve(&served, "demo-e-0", engine).await });
     ControllerServiceClient::new(reach(&socket).await)
 }
 
@@ -216,6 +226,36 @@ async fn refusals_keep_their_sentence() {
     elsewhere.metadata_mut().insert("volume-name", "other".parse().unwrap());
     let refused = client.volume_get(elsewhere).await.unwrap_err();
     assert_eq!(refused.message(), "incorrect volume name other; check controller address");
+}
+
+#[tokio::test]
+async fn of_two_replicas_at_one_address_the_one_that_is_named_is_meant_and_else_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str, address: &str| EngineReplica {
+        name: name.into(),
+        address: address.into(),
+        mode: ptypes::ReplicaMode::Rw,
+        reason: String::new(),
+        rebuild: None,
+    };
+    let here = "tcp:10.0.0.1:10000";
+    let mut client = engine_with(&dir, vec![at("demo-r-2", here), at("demo-r-3", here)]).await;
+    let said = |address: &str, instance_name: &str| ptypes::ReplicaAddress {
+        address: address.into(),
+        instance_name: instance_name.into(),
+    };
+    let refused = client.replica_delete(said(here, "")).await.unwrap_err();
+    let why = "tcp:10.0.0.1:10000 is replica demo-r-2 and replica demo-r-3: say which of them by its name";
+    assert_eq!((refused.code(), refused.message()), (Code::FailedPrecondition, why));
+    for meant in [said(here, "demo-r-3"), said("", "demo-r-3")] {
+        let asked = client.replica_delete(meant).await.unwrap_err();
+        assert!(asked.message().starts_with("RemoveReplica { name: \"demo-r-3\" }"), "{asked}");
+    }
+    let refused = client.replica_delete(said("unix:/r/1.sock", "demo-r-3")).await.unwrap_err();
+    assert_eq!(refused.message(), "unix:/r/1.sock is replica demo-r-1, not demo-r-3");
+    let create = ptypes::ControllerReplicaCreateRequest { address: here.into(), ..Default::default() };
+    let refused = client.controller_replica_create(create).await.unwrap_err();
+    assert!(refused.message().contains("--replica-instance-name NAME tcp:10.0.0.1:10000"), "{refused}");
 }
 
 #[tokio::test]

@@ -62,18 +62,24 @@ impl Service {
         found.map(replica).ok_or_else(no_such_replica)
     }
 
-    /// The replica of that address, or of that name. Where both are said and are two replicas', nobody knows which is meant.
+    /// The replica of that address, or of that name. Where both are said and are two replicas', or the address alone is, nobody knows which
+    /// is meant.
     fn wanted(&self, wanted: &ptypes::ReplicaAddress) -> Result<ptypes::ControllerReplica, Status> {
         let replicas = self.engine.status().replicas;
         let is_said = |said: &str, own: &str| !said.is_empty() && said == own;
-        let at = replicas.iter().find(|r| is_said(&wanted.address, &r.address));
+        let at: Vec<_> = replicas.iter().filter(|r| is_said(&wanted.address, &r.address)).collect();
         let named = replicas.iter().find(|r| is_said(&wanted.instance_name, &r.name));
-        match (at, named) {
-            (Some(at), Some(named)) if at.name != named.name => Err(Status::failed_precondition(format!(
-                "{} is replica {}, not {}",
-                at.address, at.name, named.name
+        match (at.as_slice(), named) {
+            ([at, ..], Some(named)) if at.address != named.address => Err(Status::failed_precondition(
+                format!("{} is replica {}, not {}", at.address, at.name, named.name),
+            )),
+            (_, Some(named)) => Ok(replica(named.clone())),
+            ([], None) => Err(no_such_replica()),
+            ([at], None) => Ok(replica((*at).clone())),
+            ([first, second, ..], None) => Err(Status::failed_precondition(format!(
+                "{} is replica {} and replica {}: say which of them by its name",
+                wanted.address, first.name, second.name
             ))),
-            (at, named) => at.or(named).cloned().map(replica).ok_or_else(no_such_replica),
         }
     }
 }
@@ -182,7 +188,10 @@ impl ControllerService for Service {
         data_socket::check(&address)?;
         let name = address.strip_prefix("unix:").and_then(|path| data_socket::name_of(Path::new(path)));
         let name = name.map(str::to_owned).ok_or_else(|| {
-            Status::invalid_argument(format!("{address:?} is not unix:PATH of a replica's data socket"))
+            Status::invalid_argument(format!(
+                "{address} does not tell the replica's name, as unix:FOLDER/NAME.sock does: give it (`longhorn add \
+                 --replica-instance-name NAME {address}`)"
+            ))
         })?;
         self.engine.operate(Operation::AddReplica { name: name.clone(), address }).await?;
         self.find(|r| r.name == name).map(Response::new)

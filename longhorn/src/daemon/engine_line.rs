@@ -9,6 +9,7 @@ mod show;
 mod snapshots;
 mod words;
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -23,11 +24,15 @@ use tonic::{Request, Status};
 use super::as_longhorn::wrong;
 use crate::arguments::unix_address;
 use crate::sentence::sentence;
+use crate::tell::tell;
 use words::FrontendCommand;
 pub(super) use words::{EngineCommand, Target};
 
 /// How often what is waited for is looked at.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// How long a command may take before it is told what it waits for, and between two looks at that.
+const SILENCE: Duration = Duration::from_secs(5);
 
 /// Says to each call which engine it is meant for, as Longhorn's clients do.
 #[derive(Clone)]
@@ -70,11 +75,29 @@ pub(super) fn run(target: &Target, command: EngineCommand) -> Result<()> {
         }
         command => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            let done = runtime.block_on(async { Line::connect(target).await?.carry_out(command).await });
+            let done = runtime.block_on(async {
+                let line = Line::connect(target).await?;
+                let waits = tell_waits(line.engine.clone());
+                tokio::select! { done = line.carry_out(command) => done, never = waits => match never {} }
+            });
             done.map_err(|e| {
                 if is_broken_off(target, &e) { anyhow!("{}; {WANTS_CERTIFICATES}", sentence(&e)) } else { e }
             })
         }
+    }
+}
+
+/// What a command that takes long waits for, on standard error: one that is given while replicas are away waits for them.
+async fn tell_waits(mut engine: Engine) -> Infallible {
+    let mut told = String::new();
+    loop {
+        tokio::time::sleep(SILENCE).await;
+        let Ok(answer) = engine.volume_get(()).await else { continue };
+        let waits = answer.into_inner().waiting_for;
+        if !waits.is_empty() && waits != told {
+            tell!("waiting: {waits}");
+        }
+        told = waits;
     }
 }
 
@@ -110,10 +133,10 @@ impl Line {
             }
             EngineCommand::Ls => self.list().await,
             EngineCommand::Add(args) => self.add(args).await,
-            EngineCommand::Rm { address } => self.remove(address).await,
-            EngineCommand::Update { mode, address } => self.update(address, mode).await,
-            EngineCommand::VerifyRebuildReplica { replica_instance_name, address } => {
-                self.verify_rebuild(address, replica_instance_name).await
+            EngineCommand::Rm { replica } => self.remove(&replica).await,
+            EngineCommand::Update { mode, replica } => self.update(&replica, mode).await,
+            EngineCommand::VerifyRebuildReplica { replica_instance_name, replica } => {
+                self.verify_rebuild(&replica, replica_instance_name).await
             }
             EngineCommand::ReplicaRebuildStatus => show::print_json(&show::rebuilds(&self.replicas().await?)),
             EngineCommand::Snapshot { command } => self.snapshot(command).await,

@@ -40,7 +40,8 @@ impl Line {
     /// As Longhorn's, returns when the replica is in sync.
     pub(super) async fn add(&mut self, args: AddArgs) -> Result<()> {
         let address = as_listed(&args.address);
-        match args.replica_instance_name {
+        let name = args.replica_instance_name;
+        match name.clone() {
             Some(name) => {
                 self.operations.replica_add(NamedReplica { name, address: address.clone() }).await?;
             }
@@ -56,8 +57,11 @@ impl Line {
         let mut left_out = None;
         loop {
             let replicas = self.replicas().await?;
-            let found =
-                replicas.into_iter().find(|r| r.address.as_ref().is_some_and(|a| a.address == address));
+            // Another replica may have had the address before.
+            let is_it = |a: &ptypes::ReplicaAddress| {
+                a.address == address && name.as_ref().is_none_or(|name| a.instance_name == *name)
+            };
+            let found = replicas.into_iter().find(|r| r.address.as_ref().is_some_and(is_it));
             let Some(replica) = found else { bail!("replica {address} was taken out again") };
             match replica.mode() {
                 ReplicaMode::Rw => return Ok(()),
@@ -66,8 +70,9 @@ impl Line {
                     if left_out.get_or_insert_with(Instant::now).elapsed() >= LEFT_OUT {
                         bail!(
                             "replica {address} is added and not in sync yet: {}; its engine goes on trying, and `longhorn \
-                             verify-rebuild {address}` says when it is",
-                            replica.reason
+                             verify-rebuild {}` says when it is",
+                            replica.reason,
+                            name.as_ref().unwrap_or(&address)
                         );
                     }
                 }
@@ -76,38 +81,64 @@ impl Line {
         }
     }
 
-    pub(super) async fn remove(&mut self, address: String) -> Result<()> {
-        let request = ptypes::ReplicaAddress { address: as_listed(&address), ..Default::default() };
-        self.engine.replica_delete(request).await?;
+    pub(super) async fn remove(&mut self, replica: &str) -> Result<()> {
+        self.engine.replica_delete(meant(replica)).await?;
         Ok(())
     }
 
-    pub(super) async fn update(&mut self, address: String, mode: ReplicaMode) -> Result<()> {
-        let address = ptypes::ReplicaAddress { address: as_listed(&address), ..Default::default() };
-        let request =
-            ptypes::ControllerReplica { address: Some(address), mode: mode.into(), ..Default::default() };
+    pub(super) async fn update(&mut self, replica: &str, mode: ReplicaMode) -> Result<()> {
+        let address = Some(meant(replica));
+        let request = ptypes::ControllerReplica { address, mode: mode.into(), ..Default::default() };
         self.engine.replica_update(request).await?;
         Ok(())
     }
 
-    pub(super) async fn verify_rebuild(&mut self, address: String, instance_name: String) -> Result<()> {
-        let request = ptypes::ReplicaAddress { address: as_listed(&address), instance_name };
+    pub(super) async fn verify_rebuild(&mut self, replica: &str, instance_name: String) -> Result<()> {
+        let mut request = meant(replica);
+        if !instance_name.is_empty() {
+            request.instance_name = instance_name;
+        }
         self.check_name(&request).await?;
         self.engine.replica_verify_rebuild(request).await?;
         Ok(())
     }
 
-    /// Refuses another replica than the one that is meant: the engine takes an address or a name, not both.
+    /// Refuses another replica than the one that is meant, and says whose the address is.
     async fn check_name(&mut self, meant: &ptypes::ReplicaAddress) -> Result<()> {
-        if meant.instance_name.is_empty() {
+        if meant.instance_name.is_empty() || meant.address.is_empty() {
             return Ok(());
         }
         let replicas = self.replicas().await?;
-        let found = replicas.iter().filter_map(|r| r.address.as_ref()).find(|a| a.address == meant.address);
+        let at = || replicas.iter().filter_map(|r| r.address.as_ref()).filter(|a| a.address == meant.address);
+        let found = at().find(|a| a.instance_name == meant.instance_name).or_else(|| at().next());
         let found = found.ok_or_else(|| anyhow!("the volume has no replica at {}", meant.address))?;
         if found.instance_name != meant.instance_name {
             bail!("{} is replica {}, not {}", meant.address, found.instance_name, meant.instance_name);
         }
         Ok(())
+    }
+}
+
+/// The replica of that address or of that name, which has no colon in it.
+fn meant(replica: &str) -> ptypes::ReplicaAddress {
+    match replica.contains(':') {
+        true => ptypes::ReplicaAddress { address: as_listed(replica), ..Default::default() },
+        false => ptypes::ReplicaAddress { instance_name: replica.to_owned(), ..Default::default() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replica_is_meant_by_its_address_or_by_its_name() {
+        let said = |replica| {
+            let ptypes::ReplicaAddress { address, instance_name } = meant(replica);
+            (address, instance_name)
+        };
+        assert_eq!(said("tcp://10.0.0.1:10000"), ("tcp:10.0.0.1:10000".into(), String::new()));
+        assert_eq!(said("unix:/r/1.sock"), ("unix:/r/1.sock".into(), String::new()));
+        assert_eq!(said("demo-r-0a1b2c3d"), (String::new(), "demo-r-0a1b2c3d".into()));
     }
 }

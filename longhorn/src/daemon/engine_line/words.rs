@@ -36,8 +36,9 @@ pub(in crate::daemon) enum EngineCommand {
     /// Take a replica out
     #[command(visible_alias = "rm-replica")]
     Rm {
-        /// Its address, as `ls` lists it
-        address: String,
+        /// Its address, as `ls` lists it, or its name
+        #[arg(value_name = "ADDRESS")]
+        replica: String,
     },
     /// Put a replica out and bring it in sync anew
     #[command(visible_alias = "update-replica")]
@@ -45,8 +46,9 @@ pub(in crate::daemon) enum EngineCommand {
         /// ERR or WO; RW is the engine's to give
         #[arg(long, value_parser = mode)]
         mode: ReplicaMode,
-        /// Its address, as `ls` lists it
-        address: String,
+        /// Its address, as `ls` lists it, or its name
+        #[arg(value_name = "ADDRESS")]
+        replica: String,
     },
     /// Fail unless a replica is in sync
     #[command(visible_alias = "verify-rebuild")]
@@ -54,8 +56,9 @@ pub(in crate::daemon) enum EngineCommand {
         /// Refuse another replica at that address
         #[arg(long, default_value = "", value_name = "NAME")]
         replica_instance_name: String,
-        /// Its address, as `ls` lists it
-        address: String,
+        /// Its address, as `ls` lists it, or its name
+        #[arg(value_name = "ADDRESS")]
+        replica: String,
     },
     /// How far rebuilds are, as JSON
     #[command(visible_alias = "rebuild-status")]
