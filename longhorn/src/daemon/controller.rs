@@ -14,6 +14,7 @@ mod scrub;
 mod serve;
 mod show;
 mod stay;
+mod waits;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

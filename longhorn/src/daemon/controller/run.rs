@@ -24,6 +24,7 @@ use super::queues::{DEPTH, MakePool, Notice, Order, Queues};
 use super::relay::{self, Source as Relays};
 use super::serve::{LAST_ANSWER, fronts, serve_face};
 use super::show::{self, CARE, HideError, Show, Wish};
+use super::waits::Waits;
 use super::{ControllerArgs, UNENCRYPTED, stay};
 use crate::arguments::Quorum;
 use crate::arguments::{Checksum, Reads};
@@ -91,9 +92,22 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
     let volume = args.volume.clone();
     let relays = args.relay_listen.clone().zip(queues.to_relays());
     let relays = relays.map(|(address, to_relays)| Relays::new(address, &volume, key, to_relays));
-    let cloning = None;
-    Life { volume, handle, events, errands, queues, show, shown, relays, progress, cloning, open: None }
-        .live()
+    let (cloning, waits) = (None, Waits::default());
+    Life {
+        volume,
+        handle,
+        events,
+        errands,
+        queues,
+        show,
+        shown,
+        relays,
+        progress,
+        cloning,
+        waits,
+        open: None,
+    }
+    .live()
 }
 
 fn take_name(volume: &str, root: &Root) -> Result<LiveLock> {
@@ -263,6 +277,7 @@ struct Life {
     progress: Progress,
     /// A clone that is being filled, or was.
     cloning: Option<Cloning>,
+    waits: Waits,
     /// Bytes, once the volume is open.
     open: Option<u64>,
 }
@@ -324,6 +339,7 @@ impl Life {
                 recv(care) -> _ => {
                     self.show.look_after(&self.queues);
                     self.look_after_loss();
+                    self.waits.look(self.handle.status().waiting_for);
                 }
                 recv(closed) -> _ => self.look_after_loss(),
             }

@@ -28,6 +28,9 @@ pub(super) struct Info {
     // Longhorn's spelling.
     #[serde(rename = "SnapshotMaxSize")]
     snapshot_max_size: i64,
+    /// Ours: what it waits for, while it does.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    waiting_for: String,
 }
 
 impl From<ptypes::Volume> for Info {
@@ -45,6 +48,7 @@ impl From<ptypes::Volume> for Info {
             unmap_mark_snap_chain_removed: v.unmap_mark_snap_chain_removed,
             snapshot_max_count: v.snapshot_max_count,
             snapshot_max_size: v.snapshot_max_size,
+            waiting_for: v.waiting_for,
         }
     }
 }
