@@ -96,6 +96,20 @@ pub(super) async fn issue_generation(
     Err(ReconcileError::Stale)
 }
 
+/// The replicas of a volume, as the API server has them now.
+async fn replicas_of(desk: &Desk, volume: &str) -> kube::Result<Vec<Replica>> {
+    let of_volume = ListParams::default().fields(&format!("spec.volumeName={volume}")).match_any();
+    Ok(desk.api::<Replica>().list(&of_volume).await?.items)
+}
+
+/// True if a member of the epoch stays. The data of one that is deleted may go because others hold everything; once an epoch counted
+/// without those, nothing could begin the volume any more.
+fn has_future(epoch: &Epoch, replicas: &[Replica]) -> bool {
+    let stays =
+        |r: &Replica| r.metadata.deletion_timestamp.is_none() && epoch.members.contains(&r.name_any());
+    replicas.iter().any(stays)
+}
+
 async fn load(desk: &Desk, volume: &str) -> Reply {
     match desk.api::<Volume>().get(volume).await {
         Ok(read) => epoch_of(&read).map_or_else(Reply::Unavailable, Reply::Counts),
@@ -118,6 +132,12 @@ async fn store(desk: &Desk, volume: &str, expected: Option<(Generation, u64)>, e
             Verdict::Already => return Reply::Stored,
             Verdict::Conflict => return Reply::Conflict(stored),
             Verdict::Write => {}
+        }
+        match replicas_of(desk, volume).await {
+            // Asked for again after its time: an engine that was out of reach has not heard what is removed meanwhile.
+            Ok(replicas) if !has_future(epoch, &replicas) => return Reply::Conflict(stored),
+            Ok(_) => {}
+            Err(e) => return Reply::Unavailable(e.to_string()),
         }
         let patch = json!({
             "metadata": { "resourceVersion": read.resource_version() },
@@ -148,10 +168,8 @@ fn to_begin_with(engine: &Engine, replicas: &[Replica]) -> Vec<(String, String)>
 async fn begin(desk: &Desk, engine: &str) -> Reply {
     let asked = async {
         let engine = desk.api::<Engine>().get(engine).await?;
-        let of_volume = format!("spec.volumeName={}", engine.spec.volume_name);
-        let of_volume = ListParams::default().fields(&of_volume).match_any();
-        let replicas = desk.api::<Replica>().list(&of_volume).await?;
-        Ok::<_, kube::Error>(to_begin_with(&engine, &replicas.items))
+        let replicas = replicas_of(desk, &engine.spec.volume_name).await?;
+        Ok::<_, kube::Error>(to_begin_with(&engine, &replicas))
     };
     match asked.await {
         Ok(found) if found.is_empty() => {
@@ -299,6 +317,60 @@ mod tests {
         ];
         for (what, stored, expected, epoch, verdict) in cases {
             assert_eq!(judge(stored, expected, epoch), verdict, "{what}");
+        }
+    }
+
+    /// An API server that has these, and notes what is written.
+    fn with(
+        volume: &Volume,
+        replicas: &[Replica],
+        written: &Arc<std::sync::Mutex<Vec<serde_json::Value>>>,
+    ) -> Desk {
+        let answers = (json!(volume), json!({ "metadata": {}, "items": replicas }));
+        let written = Arc::clone(written);
+        let server = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let (answers, written) = (answers.clone(), Arc::clone(&written));
+            async move {
+                let is_list = request.uri().path().ends_with("/replicas");
+                if request.method() == http::Method::PATCH {
+                    let bytes = request.into_body().collect_bytes().await.unwrap();
+                    written.lock().unwrap().push(serde_json::from_slice(&bytes).unwrap());
+                }
+                let text = if is_list { answers.1 } else { answers.0 }.to_string();
+                Ok::<_, std::convert::Infallible>(http::Response::new(kube::client::Body::from(
+                    text.into_bytes(),
+                )))
+            }
+        });
+        let client = kube::Client::new(server, "longhorn-system");
+        Desk::new(client.into(), "longhorn-system", "n1", super::super::Clock::default())
+    }
+
+    /// Seen: an engine that lost a member while its manager was away asked for an epoch without that one, and was heard minutes later,
+    /// when the last one it had left was deleted and about to be removed, since the first one was a member.
+    #[tokio::test]
+    async fn an_epoch_whose_members_are_all_deleted_does_not_count() {
+        let old = Epoch { members: vec!["a".into(), "b".into()], ..epoch(1, 1) };
+        let new = Epoch { members: vec!["b".into()], ..epoch(1, 2) };
+        let status = VolumeStatus { epoch: Some(EpochRecord::from(&old)), ..VolumeStatus::default() };
+        let volume = Volume { status: Some(status), ..Volume::new("demo", VolumeSpec::default()) };
+        let replica = |name: &str, is_deleted: bool| {
+            let mut replica = Replica::new(name, ReplicaSpec::default());
+            let time = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
+            replica.metadata.deletion_timestamp = is_deleted.then(|| time.into());
+            replica
+        };
+        let cases = [
+            ("b stays", vec![replica("a", true), replica("b", false)], true),
+            ("b is deleted", vec![replica("a", false), replica("b", true)], false),
+            ("b is gone", vec![replica("a", false)], false),
+        ];
+        for (what, replicas, counts) in cases {
+            let written = Arc::default();
+            let reply = store(&with(&volume, &replicas, &written), "demo", Some(old.order()), &new).await;
+            let expected = if counts { Reply::Stored } else { Reply::Conflict(Some(old.clone())) };
+            assert_eq!(reply, expected, "{what}");
+            assert_eq!(written.lock().unwrap().len(), usize::from(counts), "{what}");
         }
     }
 

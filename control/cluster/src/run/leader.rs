@@ -20,6 +20,7 @@ use crate::api::{
     VolumeAttachment, VolumeAttachmentSpec, VolumeAttachmentStatus,
 };
 use crate::plan::snapshot::{FOR_CLONE, Ticket};
+use crate::plan::trim::pending;
 use crate::plan::volume::{self, Action, CLONED, CloneSource, Filling, Source, Wish};
 use crate::plan::{FINALIZER, VOLUME_LABEL, attachment, snapshot, written};
 use crate::settings::definition;
@@ -387,7 +388,7 @@ pub(super) async fn setting(context: &Context, name: &str) -> Done<Outcome> {
     if name == capacity::SETTING { capacity::look(context).await } else { Ok(Outcome::Done) }
 }
 
-/// What has to be looked at anew when nodes come or go.
+/// What has to be looked at anew when nodes come or go, or when nobody may have looked for a while.
 pub(super) fn everything(context: &Context, lead: &Lead) -> Vec<Key> {
     let (own, cache) = (&context.cache, &lead.cache);
     let volumes = cache.volumes.all().into_iter().map(|v| Key::Volume(v.name_any()));
@@ -397,5 +398,14 @@ pub(super) fn everything(context: &Context, lead: &Lead) -> Vec<Key> {
     let settings = own.settings.all().into_iter().map(|s| Key::Setting(s.name_any()));
     let snapshots = own.snapshots.all().into_iter().map(|s| Key::Snapshot(s.name_any()));
     let orphans = cache.orphans.all().into_iter().map(|o| Key::Orphan(o.name_any()));
-    volumes.chain(left).chain(attachments).chain(settings).chain(snapshots).chain(orphans).collect()
+    let trims = cache.volumes.all().into_iter().filter(|v| pending(v).is_some());
+    let trims = trims.map(|v| Key::Trim(v.name_any()));
+    volumes
+        .chain(left)
+        .chain(trims)
+        .chain(attachments)
+        .chain(settings)
+        .chain(snapshots)
+        .chain(orphans)
+        .collect()
 }

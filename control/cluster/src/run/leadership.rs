@@ -34,24 +34,39 @@ impl Leadership {
         held.as_ref().filter(|held| Instant::now() < held.until).map(|held| Arc::clone(&held.lead))
     }
 
-    /// Leads until then, or not at all. True if it did not before.
-    fn set(&self, until: Option<Instant>, begin: impl FnOnce() -> Arc<Lead>) -> bool {
+    /// Leads until then, or not at all.
+    fn set(&self, until: Option<Instant>, begin: impl FnOnce() -> Arc<Lead>) -> Turn {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         match (&mut *held, until) {
-            (Some(held), Some(until)) => held.until = until,
-            (None, None) => {}
+            (Some(held), Some(until)) => {
+                let has_lapsed = held.until <= Instant::now();
+                held.until = until;
+                if has_lapsed { Turn::GoesOn } else { Turn::AsBefore }
+            }
+            (None, None) => Turn::AsBefore,
             (Some(_), None) => {
                 tracing::info!(leads = false, "leadership");
                 *held = None;
+                Turn::AsBefore
             }
             (None, Some(until)) => {
                 tracing::info!(leads = true, "leadership");
                 *held = Some(Held { lead: begin(), until });
-                return true;
+                Turn::Begins
             }
         }
-        false
     }
+}
+
+/// What is new about who leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    /// Nothing.
+    AsBefore,
+    /// This manager leads from now on. What it reads first it looks at.
+    Begins,
+    /// It had led for too long without a renewal, which nobody noticed. What changed meanwhile it has heard, and not looked at.
+    GoesOn,
 }
 
 /// Renews this node's lease, tries to lead, and notices who died.
@@ -88,9 +103,10 @@ pub(super) async fn keep_leases(context: Arc<Context>) {
         }
         // To a leader that never counted all other nodes would be dead.
         until = until.filter(|_| counted_at.is_some());
-        let began = context.leadership.set(until, || Lead::begin(&context.desk, &context.news));
-        if !began && until.is_some() && changed {
-            context.news.tell([Key::All, Key::Nodes]);
+        match context.leadership.set(until, || Lead::begin(&context.desk, &context.news)) {
+            Turn::GoesOn => context.news.tell([Key::All, Key::Nodes, Key::Certificate]),
+            Turn::AsBefore if until.is_some() && changed => context.news.tell([Key::All, Key::Nodes]),
+            Turn::AsBefore | Turn::Begins => {}
         }
         // A death is noticed when it is due, not up to a renewal later.
         let now = Instant::now();
@@ -98,5 +114,34 @@ pub(super) async fn keep_leases(context: Arc<Context>) {
         // What was waited for in vain is part of the time between two renewals.
         let rest = RENEW.saturating_sub(begun.elapsed());
         tokio::time::sleep(deaths.fold(rest, Duration::min).max(SOONEST)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::cache::News;
+    use crate::run::desk::Desk;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_that_renews_too_late_and_is_the_leader_still_looks_at_everything() {
+        let nobody = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+            std::future::pending::<Result<http::Response<kube::client::Body>, std::convert::Infallible>>()
+                .await
+        });
+        let client = kube::Client::new(nobody, "longhorn-system");
+        let desk = Desk::new(client.into(), "longhorn-system", "n1", super::super::Clock::default());
+        let (leadership, news) = (Leadership::default(), Arc::new(News::default()));
+        let renew = || leadership.set(Some(Instant::now() + YIELD), || Lead::begin(&desk, &news));
+        assert_eq!(renew(), Turn::Begins);
+        let lead = leadership.now().expect("it leads");
+        tokio::time::sleep(YIELD - Duration::from_millis(1)).await;
+        assert_eq!(renew(), Turn::AsBefore, "in time");
+        tokio::time::sleep(YIELD).await;
+        assert!(leadership.now().is_none(), "whatever is told now is for nobody");
+        assert_eq!(renew(), Turn::GoesOn);
+        assert!(leadership.now().is_some_and(|now| Arc::ptr_eq(&now, &lead)), "with what it has read");
+        assert_eq!(leadership.set(None, || unreachable!()), Turn::AsBefore);
+        assert_eq!(renew(), Turn::Begins);
     }
 }
