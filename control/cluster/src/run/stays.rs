@@ -1,7 +1,5 @@
 //! Devices that volumes have left on this node, which have gone elsewhere, or for good (`crate::plan::stay`).
 
-use std::time::Duration;
-
 use super::Context;
 use super::cache::Key;
 use super::desk::Done;
@@ -9,9 +7,6 @@ use super::processes::engines_of;
 use super::queue::Outcome;
 use crate::api::Volume;
 use crate::plan::{Event, stay, volume_of_engine};
-
-/// How often a device is looked at whose volume may come back to it.
-const LATER: Duration = Duration::from_secs(30);
 
 /// Looks for devices without an engine.
 pub(super) async fn look_at_all(context: &Context) {
@@ -28,7 +23,8 @@ pub(super) async fn look(context: &Context, volume: &str) -> Done<Outcome> {
     let engines = engines_of(&context.desk, volume).await?;
     let resource = context.desk.api::<Volume>().get_opt(volume).await?;
     if !stay::is_over(&context.options.node, &engines, resource.is_some()) {
-        return Ok(Outcome::Again(LATER));
+        // The next round looks again.
+        return Ok(Outcome::Done);
     }
     context.agent.end_stay(volume, stay).await?;
     tracing::warn!(volume, "the device that the volume had here before it went is taken away");
