@@ -316,6 +316,15 @@ impl ApiServer {
         state.log.iter().filter(counts).map(told).collect()
     }
 
+    /// What the objects of a kind became one after the other, and when; of one that was deleted only its name.
+    pub(crate) fn course_of(&self, resource: &str) -> Vec<(String, Value)> {
+        let gone = |o: &Value| json!({ "metadata": { "name": o["metadata"]["name"] } });
+        let became = |c: &Change| if c.kind == "DELETED" { gone(&c.object) } else { c.object.clone() };
+        let state = self.state();
+        let all = state.log.iter().filter(|c| c.resource == resource);
+        all.map(|c| (c.at.clone(), became(c))).collect()
+    }
+
     /// What an object was after each write of it so far.
     pub(crate) fn history(&self, resource: &str, name: &str) -> Vec<Value> {
         let state = self.state();

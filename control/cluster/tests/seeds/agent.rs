@@ -13,7 +13,9 @@ use lh_cluster::agent::{
 use lh_cluster::api::{InstanceState, ReplicaMode, ReplicaSpec, SnapshotLimits};
 use tonic::async_trait;
 
+use crate::api_server::ApiServer;
 use crate::engine::{self, Engine, Phase};
+use crate::judge;
 use crate::world::{Copy, Disk, Host, Name, Replica, State, World};
 
 /// How long a node takes for an answer.
@@ -25,6 +27,7 @@ const LETS_GO: Duration = Duration::from_millis(200);
 pub(crate) struct SimulatedNode {
     pub(crate) node: String,
     pub(crate) world: Arc<World>,
+    pub(crate) server: ApiServer,
 }
 
 impl SimulatedNode {
@@ -46,6 +49,18 @@ impl SimulatedNode {
             Some(Host { disk: Disk::Good, .. }) => Ok(()),
             _ => Err(AgentError::Failed("Input/output error".to_owned())),
         }
+    }
+
+    /// Runs the process of an engine, or of a relay, in the place of what is there.
+    fn run_engine(&self, name: Name, start: EngineStart<'_>) {
+        let mut state = self.world.state();
+        let uuid = format!("process-{}", state.number());
+        let birth = state.volumes.get(&start.spec.volume_name).map(|v| v.birth).unwrap_or_default();
+        let engine = Engine::new(birth, uuid.clone(), start.generation, start.spec);
+        state.engines.insert(name.clone(), engine);
+        drop(state);
+        tokio::spawn(engine::run(Arc::clone(&self.world), name, uuid));
+        self.world.ring(&self.node);
     }
 
     /// Changes a running engine.
@@ -71,7 +86,8 @@ impl Agent for SimulatedNode {
         let authority = format!("unix:{}", self.world.socket(&self.node).display());
         let engines = state.engines.iter().filter(|((node, _), _)| *node == self.node);
         let engines = engines.map(|((_, name), engine)| {
-            let mut view = ProcessView { authority: authority.clone(), ..running(&engine.uuid) };
+            let (authority, relay_from) = (authority.clone(), engine.relay_from.clone());
+            let mut view = ProcessView { authority, relay_from, ..running(&engine.uuid) };
             if let Phase::Ended(why) = &engine.phase {
                 (view.state, view.error) = (InstanceState::Error, why.clone());
             }
@@ -94,6 +110,10 @@ impl Agent for SimulatedNode {
         self.manager().await?;
         let mut state = self.world.state();
         self.disk(&state)?;
+        // Another disk at the same path is another one.
+        if !spec.disk_id.is_empty() && spec.disk_id != state.disk_id(&self.node) {
+            return Err(AgentError::Failed(format!("{} is not disk {}", spec.disk_path, spec.disk_id)));
+        }
         if !state.replicas.contains_key(&self.name(name)) {
             let place = (spec.disk_path.clone(), spec.data_directory_name.clone());
             if !state.copies.contains_key(&place) {
@@ -123,16 +143,9 @@ impl Agent for SimulatedNode {
         if state.engines.contains_key(&name) {
             return Ok(());
         }
-        let uuid = format!("process-{}", state.number());
-        let mut engine = Engine::new(&start.spec.volume_name, uuid.clone(), start.generation);
-        engine.addresses.clone_from(&start.spec.replica_address_map);
-        engine.size = start.spec.volume_size.bytes();
-        engine.limits = start.spec.snapshot_limits();
-        state.engines.insert(name.clone(), engine);
-        state.count("an engine was started");
+        state.count(if start.spec.relays() { "a relay was started" } else { "an engine was started" });
         drop(state);
-        tokio::spawn(engine::run(Arc::clone(&self.world), name, uuid));
-        self.world.ring(&self.node);
+        self.run_engine(name, start);
         Ok(())
     }
 
@@ -140,8 +153,22 @@ impl Agent for SimulatedNode {
         Err(AgentError::Unbuilt("there are no programs here".to_owned()))
     }
 
-    async fn take_over(&self, _: EngineStart<'_>) -> Result<(), AgentError> {
-        Err(AgentError::Unbuilt("there are no relays here".to_owned()))
+    async fn take_over(&self, start: EngineStart<'_>) -> Result<(), AgentError> {
+        self.manager().await?;
+        let mut state = self.world.state();
+        let name = self.name(start.name);
+        if !state.engines.contains_key(&name) {
+            return Err(AgentError::Failed("there is no such process".to_owned()));
+        }
+        let is_engine = !start.spec.relays();
+        state.count(if is_engine {
+            "an engine took a relay's place"
+        } else {
+            "a relay found its engine elsewhere"
+        });
+        drop(state);
+        self.run_engine(name, start);
+        Ok(())
     }
 
     fn program(&self, image: &str) -> PathBuf {
@@ -159,7 +186,14 @@ impl Agent for SimulatedNode {
     async fn stop(&self, name: &str) -> Result<(), AgentError> {
         self.manager().await?;
         let mut state = self.world.state();
-        state.engines.remove(&self.name(name));
+        if let Some(engine) = state.engines.remove(&self.name(name)).filter(Engine::is_up)
+            && judge::is_in_use(&self.server, &engine.volume, &self.node)
+        {
+            state.wrong(format!(
+                "the device of {} on {} is taken away from who uses it",
+                engine.volume, self.node
+            ));
+        }
         state.replicas.remove(&self.name(name));
         drop(state);
         self.world.ring(&self.node);
@@ -186,7 +220,8 @@ impl Agent for SimulatedNode {
             ..EngineReplica::default()
         };
         Some(EngineView {
-            up: engine.phase == Phase::Serves,
+            up: engine.is_up(),
+            relay_from: engine.relay_from.clone(),
             size: engine.size,
             snapshot_limits: engine.limits,
             rebuild_limits: engine.rebuild_limits,
@@ -209,8 +244,9 @@ impl Agent for SimulatedNode {
         format!("unix:/{}/{name}.sock", self.node)
     }
 
-    fn relay_address(&self, _: &str, _: &ProcessView) -> String {
-        String::new()
+    /// As a port, another one for every process.
+    fn relay_address(&self, name: &str, process: &ProcessView) -> String {
+        format!("unix:/{}/{name}.{}", self.node, process.uuid)
     }
 
     async fn add_replica(&self, engine: &str, name: &str, address: &str) -> Result<(), AgentError> {
@@ -275,7 +311,7 @@ impl Agent for SimulatedNode {
         let path = path.display().to_string();
         let directories = state.copies.keys().filter(|(disk, _)| *disk == path);
         Ok(DiskView {
-            uuid: format!("disk-{}-of-{}", host.disks, self.node),
+            uuid: state.disk_id(&self.node),
             filesystem_id: format!("{path}-{}", host.disks),
             maximum: 1 << 40,
             available: 1 << 40,

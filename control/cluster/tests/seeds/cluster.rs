@@ -19,6 +19,9 @@ const SLOW_MS: u64 = 40;
 /// What is counted when somebody takes a deleted replica back.
 pub(crate) const TOOK_BACK: &str = "somebody took a deleted replica back";
 
+/// Names of the tickets of people, of which a volume that migrates has two.
+const TICKETS: [&str; 2] = ["csi-1", "csi-2"];
+
 pub(crate) struct Cluster {
     pub(crate) server: ApiServer,
     pub(crate) world: Arc<World>,
@@ -60,7 +63,8 @@ impl Cluster {
             settings: Arc::default(),
             clock: Clock::new(clock::now),
         };
-        let agent = Arc::new(SimulatedNode { node: node.to_owned(), world: Arc::clone(&self.world) });
+        let (world, server) = (Arc::clone(&self.world), self.server.clone());
+        let agent = Arc::new(SimulatedNode { node: node.to_owned(), world, server });
         let client = self.server.client_of(node);
         let manager = tokio::spawn(async move {
             if let Err(e) = run(options, client, agent, std::future::pending()).await {
@@ -93,9 +97,10 @@ impl Cluster {
         Some(lease["spec"]["holderIdentity"].as_str()?.to_owned())
     }
 
-    pub(crate) fn create_volume(&mut self, name: &str, replicas: u64, stale_minutes: u64) {
+    pub(crate) fn create_volume(&mut self, name: &str, replicas: u64, stale_minutes: u64, migrates: bool) {
         let spec = json!({
             "size": "1073741824", "numberOfReplicas": replicas, "staleReplicaTimeout": stale_minutes,
+            "migratable": migrates, "accessMode": if migrates { "rwx" } else { "rwo" },
         });
         self.server.apply(
             "volumes",
@@ -114,14 +119,41 @@ impl Cluster {
         self.server.delete("volumes", name);
     }
 
-    /// Asks for a volume on a node, or nowhere.
-    pub(crate) fn attach(&mut self, volume: &str, node: Option<&str>) {
+    /// Asks for a volume on these nodes and no others, of which there are two at most. A ticket keeps its name.
+    pub(crate) fn ask_for(&mut self, volume: &str, nodes: &[&str]) {
         if self.server.get("volumeattachments", volume).is_none() {
             return;
         }
-        let ticket = node.map(|n| json!({ "id": "csi", "type": "csi-attacher", "nodeID": n }));
-        let spec = json!({ "spec": { "attachmentTickets": { "csi": ticket } } });
-        self.server.apply("volumeattachments", volume, &spec);
+        let mut tickets = self.tickets(volume);
+        tickets.retain(|_, node| nodes.contains(&node.as_str()));
+        for node in nodes {
+            let free = TICKETS.iter().find(|id| !tickets.contains_key(**id));
+            if let Some(id) = free.filter(|_| !tickets.values().any(|there| there == node)) {
+                tickets.insert((*id).to_owned(), (*node).to_owned());
+            }
+        }
+        let ticket = |id: &&str| {
+            let node = tickets.get(*id);
+            let ticket = node.map(|n| json!({ "id": id, "type": "csi-attacher", "nodeID": n }));
+            ((*id).to_owned(), ticket.unwrap_or_default())
+        };
+        let all: serde_json::Map<_, _> = TICKETS.iter().map(ticket).collect();
+        self.server.apply("volumeattachments", volume, &json!({ "spec": { "attachmentTickets": all } }));
+    }
+
+    /// Who asks for a volume, and where.
+    fn tickets(&self, volume: &str) -> BTreeMap<String, String> {
+        let attachment = self.server.get("volumeattachments", volume).unwrap_or_default();
+        let node = |id: &&str| {
+            let ticket = &attachment["spec"]["attachmentTickets"][*id];
+            Some(((*id).to_owned(), ticket["nodeID"].as_str()?.to_owned()))
+        };
+        TICKETS.iter().filter_map(node).collect()
+    }
+
+    /// Where people have asked for a volume.
+    pub(crate) fn asked_for(&self, volume: &str) -> Vec<String> {
+        self.tickets(volume).into_values().collect()
     }
 
     /// The nodes on which engines run.
@@ -139,12 +171,6 @@ impl Cluster {
         let all = self.server.all("replicas");
         let members = all.iter().filter(|r| is_member(r).unwrap_or(false));
         members.filter_map(|r| Some(r["spec"]["dataDirectoryName"].as_str()?.to_owned())).collect()
-    }
-
-    /// Where people have asked for a volume.
-    pub(crate) fn asked_for(&self, volume: &str) -> Option<String> {
-        let attachment = self.server.get("volumeattachments", volume)?;
-        Some(attachment["spec"]["attachmentTickets"]["csi"]["nodeID"].as_str()?.to_owned())
     }
 
     /// Takes back what somebody deleted though its volume has nothing else, as the event about it says: the finalizer is taken off,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use control::authority::{Question, Reply};
 use lh_block::{Epoch, EpochOrder, Generation, Instance};
 use lh_cluster::agent::RebuildLimits;
-use lh_cluster::api::SnapshotLimits;
+use lh_cluster::api::{EngineSpec, SnapshotLimits};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
@@ -24,11 +24,17 @@ const PATIENCE: Duration = Duration::from_secs(15);
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) volume: String,
+    /// Which of the volumes of that name it is of, as the key that it was given says.
+    birth: u64,
     pub(crate) uuid: String,
     pub(crate) generation: Generation,
     /// Its replicas, by name.
     pub(crate) addresses: BTreeMap<String, String>,
     pub(crate) phase: Phase,
+    /// Where the engine is that answers in its place; empty for an engine.
+    pub(crate) relay_from: String,
+    /// A relay has passed a write on to it that it has yet to answer.
+    passed_on: bool,
     /// The epoch that counts, as far as it knows.
     epoch: Option<Epoch>,
     /// Replicas that are being filled, and for how many turns.
@@ -51,26 +57,36 @@ pub(crate) enum Phase {
     Waits(u32),
     /// It answers.
     Serves,
+    /// It passes on what it is asked, and has found the engine that answers, or not yet.
+    Relays(bool),
     /// It has ended, for this reason.
     Ended(String),
 }
 
 impl Engine {
-    pub(crate) fn new(volume: &str, uuid: String, generation: Generation) -> Self {
+    pub(crate) fn new(birth: u64, uuid: String, generation: Generation, spec: &EngineSpec) -> Self {
         Self {
-            volume: volume.to_owned(),
+            volume: spec.volume_name.clone(),
+            birth,
             uuid,
             generation,
-            addresses: BTreeMap::new(),
-            phase: Phase::Asks,
+            addresses: spec.replica_address_map.clone(),
+            phase: if spec.relays() { Phase::Relays(false) } else { Phase::Asks },
+            relay_from: spec.relay_from.clone(),
+            passed_on: false,
             epoch: None,
             filling: BTreeMap::new(),
             leaving: BTreeSet::new(),
             asked: None,
-            size: 0,
-            limits: SnapshotLimits::default(),
+            size: spec.volume_size.bytes(),
+            limits: spec.snapshot_limits(),
             rebuild_limits: RebuildLimits { bytes_per_second: 0, at_once: 1 },
         }
+    }
+
+    /// It is used: whoever has its device open is answered.
+    pub(crate) fn is_up(&self) -> bool {
+        matches!(self.phase, Phase::Serves | Phase::Relays(true))
     }
 
     pub(crate) fn members(&self) -> &[String] {
@@ -164,6 +180,10 @@ impl Turn<'_> {
             Phase::Asks => Some(Question::Load { volume: self.engine.volume.clone() }),
             Phase::Waits(turns) => self.begin(turns),
             Phase::Serves => self.serve(),
+            Phase::Relays(_) => {
+                self.pass_on();
+                None
+            }
             Phase::Ended(_) => None,
         }
     }
@@ -186,6 +206,15 @@ impl Turn<'_> {
             (Reply::Unavailable(_), _) => self.state.count("an engine's question was not answered"),
             _ => {}
         }
+    }
+
+    /// Passes a write on to the engine, if that is reached and answers. Of another volume, or another relay, it is none.
+    fn pass_on(&mut self) {
+        let Some(name) = self.state.relayed(self.node, &self.engine.relay_from) else { return };
+        let is_it = |e: &&mut Engine| e.phase == Phase::Serves && e.birth == self.engine.birth;
+        let Some(engine) = self.state.engines.get_mut(&name).filter(is_it) else { return };
+        engine.passed_on = true;
+        self.engine.phase = Phase::Relays(true);
     }
 
     fn end(&mut self, why: &str) {
@@ -331,6 +360,10 @@ impl Turn<'_> {
             return Some(self.propose(wanted, recorded));
         }
         self.write(&members);
+        if std::mem::take(&mut self.engine.passed_on) {
+            self.write(&members);
+            self.state.count("a write was answered through a relay");
+        }
         None
     }
 

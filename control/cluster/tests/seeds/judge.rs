@@ -1,9 +1,11 @@
 //! What has to be so once nothing is wrong any more.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::api_server::ApiServer;
 use crate::cluster::{Cluster, TOOK_BACK};
 use crate::engine::Phase;
 use crate::pass;
@@ -101,12 +103,24 @@ fn open(cluster: &Cluster) -> Vec<String> {
 fn of_volume(cluster: &Cluster, name: &str, volume: &Value, open: &mut Vec<String>) {
     let (status, replicas) = (&volume["status"], cluster.replicas(name));
     let wanted = volume["spec"]["numberOfReplicas"].as_u64().unwrap_or_default();
-    match cluster.asked_for(name) {
-        Some(node) => {
-            if status["state"] != "attached" || status["currentNodeID"] != *node {
+    let users = cluster.asked_for(name);
+    let engines = engines(cluster, name);
+    if engines.len() != users.len().max(1) {
+        open.push(format!("{name} has {} engines for {users:?}", engines.len()));
+    }
+    match users.first() {
+        Some(_) => {
+            let mut shown: Vec<&str> = ["currentNodeID", "currentMigrationNodeID"]
+                .iter()
+                .filter_map(|field| status[*field].as_str().filter(|node| !node.is_empty()))
+                .collect();
+            shown.sort_unstable();
+            let mut wanted_on: Vec<&str> = users.iter().map(String::as_str).collect();
+            wanted_on.sort_unstable();
+            if status["state"] != "attached" || shown != wanted_on {
                 open.push(format!(
-                    "{name} is {} on {}, not attached on {node}",
-                    status["state"], status["currentNodeID"]
+                    "{name} is {} on {shown:?}, not attached on {wanted_on:?}",
+                    status["state"]
                 ));
             }
             if status["robustness"] != "healthy" || replicas.len() as u64 != wanted {
@@ -133,11 +147,47 @@ fn of_volume(cluster: &Cluster, name: &str, volume: &Value, open: &mut Vec<Strin
     let count = nodes.len();
     nodes.sort_by_key(|n| n.to_string());
     nodes.dedup();
-    // Only who is used parts; and what was taken back lies where it lay, and its successor may be there by now.
-    let is_used = cluster.asked_for(name).is_some();
+    // Only who is used parts, and not while it moves; and what was taken back lies where it lay, and its successor may be there by now.
+    let is_used = users.len() == 1;
     let is_taken_back = cluster.world.state().counts.contains_key(TOOK_BACK);
     if nodes.len() < count && is_used && !is_taken_back {
         open.push(format!("two replicas of {name} are on one node"));
+    }
+}
+
+/// The engines of a volume.
+fn engines(cluster: &Cluster, volume: &str) -> Vec<Value> {
+    cluster.server.all("engines").into_iter().filter(|e| e["spec"]["volumeName"] == volume).collect()
+}
+
+/// True while somebody uses a volume on a node and goes on to: it is to be there, and who asks for it has been told that it is.
+pub(crate) fn is_in_use(server: &ApiServer, volume: &str, node: &str) -> bool {
+    let Some(object) = server.get("volumes", volume) else { return false };
+    let attachment = server.get("volumeattachments", volume).unwrap_or_default();
+    let tickets = attachment["spec"]["attachmentTickets"].as_object();
+    let told = &attachment["status"]["attachmentTicketStatuses"];
+    let is_met = |(id, ticket): (&String, &Value)| ticket["nodeID"] == node && told[id]["satisfied"] == true;
+    let spec = &object["spec"];
+    object["metadata"]["deletionTimestamp"].is_null()
+        && (spec["nodeID"] == node || spec["migrationNodeID"] == node)
+        && tickets.is_some_and(|tickets| tickets.iter().any(is_met))
+}
+
+/// At no time two engines of a volume were to answer for it: what the second one is told comes after the first was told to end.
+pub(crate) fn one_engine_at_a_time(cluster: &Cluster) {
+    let mut engines: BTreeMap<String, Value> = BTreeMap::new();
+    for (at, engine) in cluster.server.course_of("engines") {
+        let (name, volume) = (engine["metadata"]["name"].to_string(), engine["spec"]["volumeName"].clone());
+        engines.insert(name, engine);
+        let answers = |e: &&Value| {
+            let spec = &e["spec"];
+            let is_relay = spec["relayFrom"].as_str().is_some_and(|from| !from.is_empty());
+            spec["volumeName"] == volume && spec["desireState"] == "running" && !is_relay
+        };
+        let count = engines.values().filter(answers).count();
+        if count > 1 {
+            cluster.world.state().wrong(format!("{at}: {count} engines of {volume} are to answer"));
+        }
     }
 }
 
@@ -145,9 +195,16 @@ fn of_volume(cluster: &Cluster, name: &str, volume: &Value, open: &mut Vec<Strin
 fn processes(cluster: &Cluster, open: &mut Vec<String>) {
     let state = cluster.world.state();
     for ((node, name), engine) in &state.engines {
-        let should = cluster.asked_for(&engine.volume);
-        if should.as_ref() != Some(node) || engine.phase != Phase::Serves {
-            open.push(format!("engine {name} is on {node}: {:?}", engine.phase));
+        let volume = cluster.server.get("volumes", &engine.volume).unwrap_or_default();
+        let is_relay = !engine.relay_from.is_empty();
+        let field = if is_relay { "currentMigrationNodeID" } else { "currentNodeID" };
+        let is_wanted = cluster.asked_for(&engine.volume).contains(node) && volume["status"][field] == *node;
+        // What it passes on to is the engine, under the name that this has now.
+        let from = state.relayed(node, &engine.relay_from).and_then(|from| state.engines.get(&from));
+        let is_answered =
+            !is_relay || from.is_some_and(|e| e.phase == Phase::Serves && e.volume == engine.volume);
+        if !is_wanted || !engine.is_up() || !is_answered {
+            open.push(format!("engine {name} is on {node}: {:?} {}", engine.phase, engine.relay_from));
         }
     }
     for (node, name) in state.replicas.keys() {

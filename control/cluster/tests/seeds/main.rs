@@ -38,21 +38,28 @@ const SEEDS: u64 = 24;
 const SABOTAGED: u64 = 60;
 
 /// What has to happen in the courses of the usual run: what does not tells nothing.
-const HAPPENS: [&str; 20] = [
+const HAPPENS: [&str; 27] = [
     "a copy was removed",
     "a disk could not be used",
     "a disk was replaced by an empty one",
     "a manager ended",
+    "a migration was confirmed",
+    "a migration was confirmed too early",
+    "a migration was given up",
     "a node lost its power",
     "a node was cut off from the API server",
     "a node was cut off from the others",
     "a node was lost for good",
+    "a relay found its engine elsewhere",
+    "a relay was started",
     "a replica was filled",
     "a volume was deleted",
     "a write was answered",
+    "a write was answered through a relay",
     "all processes of a node ended",
     "an engine began without a member",
     "an engine lost all its members",
+    "an engine took a relay's place",
     "an engine was shut out",
     "an instance manager did not answer",
     "requests failed",
@@ -103,6 +110,7 @@ async fn course(seed: u64, fenceless: bool) -> Course {
     if !fenceless && cluster.world.state().wrongs.is_empty() {
         judge::comes_to_rest(&mut cluster).await;
     }
+    judge::one_engine_at_a_time(&cluster);
     let state = cluster.world.state();
     Course {
         counts: state.counts.clone(),

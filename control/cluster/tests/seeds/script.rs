@@ -95,6 +95,12 @@ impl Script {
             Some(used) if self.dice.percent(50) => used,
             _ => self.node(),
         };
+        // Who moves meets a fault at once, since it does not last long.
+        if let Some(volume) = moving(cluster).filter(|_| self.dice.percent(25)) {
+            let there = cluster.asked_for(volume);
+            let node = self.dice.pick(&there).cloned().unwrap_or_default();
+            return self.end_processes(cluster, &node);
+        }
         let kind = *self
             .dice
             .pick(&["replicas", "engines", "volumes", "nodes", "volumeattachments"])
@@ -131,11 +137,13 @@ impl Script {
     /// What is used on a node that is in trouble is asked for on another one, as Kubernetes does.
     fn flee(&mut self, cluster: &mut Cluster, node: &str) {
         for volume in VOLUMES {
-            let is_there = cluster.asked_for(volume).is_some_and(|there| there == node);
+            let there = cluster.asked_for(volume);
             let other = self.node();
-            if is_there && other != node && self.dice.percent(50) {
-                self.attach(cluster, volume, Some(&other));
+            if !there.iter().any(|n| n == node) || other == node || self.dice.percent(50) {
+                continue;
             }
+            let kept = there.iter().find(|n| *n != node).filter(|_| self.dice.percent(50));
+            self.attach(cluster, volume, &[kept.unwrap_or(&other)]);
         }
     }
 
@@ -198,19 +206,24 @@ impl Script {
 
     /// Somebody asks for something.
     fn ask(&mut self, cluster: &mut Cluster) {
+        if let Some(volume) = moving(cluster).filter(|_| self.dice.percent(50)) {
+            return self.decide(cluster, volume);
+        }
         let volume = *self.dice.pick(&VOLUMES).unwrap_or(&VOLUMES[0]);
         let node = self.node();
         if cluster.server.get("volumes", volume).is_none() {
             let (replicas, stale) = (1 + self.dice.below(3), 1 + self.dice.below(20));
+            let migrates = self.dice.percent(50);
+            let kind = if migrates { ", migrates" } else { "" };
             cluster.tell(&format!(
-                "{volume} is made with {replicas} replicas, which are stale after {stale} min"
+                "{volume} is made with {replicas} replicas, which are stale after {stale} min{kind}"
             ));
-            return cluster.create_volume(volume, replicas, stale);
+            return cluster.create_volume(volume, replicas, stale, migrates);
         }
         match self.dice.below(20) {
-            0..=5 => self.attach(cluster, volume, Some(&node)),
-            6 => self.attach(cluster, volume, None),
-            7..=9 => {
+            0..=6 => self.move_to(cluster, volume, &node),
+            7 => self.attach(cluster, volume, &[]),
+            8 | 9 => {
                 let replicas = 1 + self.dice.below(3);
                 cluster.tell(&format!("{volume} is to have {replicas} replicas"));
                 cluster.server.apply("volumes", volume, &json!({ "spec": { "numberOfReplicas": replicas } }));
@@ -258,9 +271,43 @@ impl Script {
         }
     }
 
-    pub(crate) fn attach(&mut self, cluster: &mut Cluster, volume: &str, node: Option<&str>) {
-        cluster.tell(&format!("{volume} is asked for on {node:?}"));
-        cluster.attach(volume, node);
+    fn attach(&mut self, cluster: &mut Cluster, volume: &str, nodes: &[&str]) {
+        cluster.tell(&format!("{volume} is asked for on {nodes:?}"));
+        cluster.ask_for(volume, nodes);
+    }
+
+    /// A volume is wanted there: besides, if it migrates and is used.
+    fn move_to(&mut self, cluster: &mut Cluster, volume: &str, node: &str) {
+        let there = cluster.asked_for(volume);
+        let migrates = cluster.server.get("volumes", volume).is_some_and(|v| v["spec"]["migratable"] == true);
+        match there.as_slice() {
+            [one] if migrates && self.nodes.contains(one) && self.dice.percent(80) => {
+                self.attach(cluster, volume, &[one, node])
+            }
+            _ => self.attach(cluster, volume, &[node]),
+        }
+    }
+
+    /// One of those who use a volume that migrates lets go.
+    fn decide(&mut self, cluster: &mut Cluster, volume: &str) {
+        let there = cluster.asked_for(volume);
+        let object = cluster.server.get("volumes", volume).unwrap_or_default();
+        let (first, second) = (&object["spec"]["nodeID"], &object["status"]["currentMigrationNodeID"]);
+        let is_first = |node: &&String| **node == *first;
+        let is_shown = there.iter().any(|node| *node == *second);
+        let is_confirmed = self.dice.percent(if is_shown { 65 } else { 15 });
+        // Most wait until the second node shows it.
+        if !is_shown && !is_confirmed && self.dice.percent(70) {
+            return;
+        }
+        let stays = there.iter().find(|node| is_first(node) != is_confirmed);
+        let Some(stays) = stays.or(there.first()) else { return };
+        cluster.world.state().count(match (is_first(&stays), is_shown) {
+            (false, true) => "a migration was confirmed",
+            (false, false) => "a migration was confirmed too early",
+            (true, _) => "a migration was given up",
+        });
+        self.attach(cluster, volume, &[stays]);
     }
 
     fn toggle(&mut self, cluster: &mut Cluster, kind: &str, node: &str, field: &str, against: &str) {
@@ -274,7 +321,7 @@ impl Script {
         cluster.server.apply(kind, node, &json!({ "spec": spec }));
     }
 
-    /// In the end every volume is there, and half of them are used.
+    /// In the end most volumes are used, some of them in two places.
     pub(crate) fn settle(&mut self, cluster: &mut Cluster) {
         for volume in VOLUMES {
             let there = cluster.server.get("volumes", volume);
@@ -283,10 +330,18 @@ impl Script {
                 continue;
             }
             let node = self.node();
-            let is_used = self.dice.percent(70);
-            self.attach(cluster, volume, is_used.then_some(&node));
+            match self.dice.below(10) {
+                0..=3 => self.move_to(cluster, volume, &node),
+                4..=6 => self.attach(cluster, volume, &[&node]),
+                _ => self.attach(cluster, volume, &[]),
+            }
         }
     }
+}
+
+/// A volume that two nodes use.
+fn moving(cluster: &Cluster) -> Option<&'static str> {
+    VOLUMES.into_iter().find(|volume| cluster.asked_for(volume).len() > 1)
 }
 
 impl Fault {

@@ -118,6 +118,11 @@ impl State {
         format!("/root-{node}")
     }
 
+    /// What is written on the disk of a node.
+    pub(crate) fn disk_id(&self, node: &str) -> String {
+        format!("disk-{}-of-{node}", self.hosts.get(node).map_or(1, |host| host.disks))
+    }
+
     /// True for a copy that may be read: its host runs and its disk is good.
     pub(crate) fn is_readable(&self, place: &Place) -> bool {
         let of = |host: &&String| Self::disk_path(host) == place.0;
@@ -158,6 +163,17 @@ impl State {
         }
         let place = &self.replicas.get(&name)?.place;
         self.copies.contains_key(place).then(|| place.clone())
+    }
+
+    /// The process that a relay on `from` reaches at that address.
+    pub(crate) fn relayed(&self, from: &str, address: &str) -> Option<Name> {
+        let (node, file) = address.strip_prefix("unix:/")?.split_once('/')?;
+        let (here, there) = (self.hosts.get(from)?, self.hosts.get(node)?);
+        let is_apart = from != node && (here.alone || there.alone);
+        let (name, uuid) = file.split_once('.')?;
+        let name = (node.to_owned(), name.to_owned());
+        let is_it = self.engines.get(&name).is_some_and(|e| e.uuid == uuid);
+        (is_it && !is_apart && there.runs).then_some(name)
     }
 
     /// All processes of a node end.
