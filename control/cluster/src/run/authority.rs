@@ -98,7 +98,7 @@ pub(super) async fn issue_generation(
 
 /// The replicas of a volume, as the API server has them now.
 async fn replicas_of(desk: &Desk, volume: &str) -> kube::Result<Vec<Replica>> {
-    let of_volume = ListParams::default().fields(&format!("spec.volumeName={volume}")).match_any();
+    let of_volume = ListParams::default().fields(&format!("spec.volumeName={volume}"));
     Ok(desk.api::<Replica>().list(&of_volume).await?.items)
 }
 
