@@ -5,6 +5,7 @@ mod stopped;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -211,6 +212,26 @@ fn a_replica_is_put_out_brought_back_and_verified() {
     assert_eq!(mode(&host), "RW");
     let rebuilt = host.json(&["rebuild-status"]);
     assert_eq!(rebuilt[&address]["fromReplicaAddress"], "");
+}
+
+/// A replica that is away may be on another host: whoever gave the command looks for it there.
+#[test]
+fn a_command_that_waits_for_replicas_says_so() {
+    let Some(host) = Host::up("says", "1") else { return };
+    let status: Value =
+        serde_json::from_slice(&host.ctl(&["-o", "json", "status", &host.volume]).stdout).unwrap();
+    let replica = status["replicas"][0]["pid"].as_i64().unwrap().try_into().unwrap();
+    stand_still(replica);
+    let mut command = Command::new(LONGHORN);
+    command.args(["--url", &host.url(), "snapshot", "create", "late"]).stdin(Stdio::null());
+    let mut waits = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(waits.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    kill(Pid::from_raw(replica), Signal::SIGCONT).unwrap();
+    assert_eq!(said, "waiting: too few replicas are left\n");
+    let done = waits.wait_with_output().unwrap();
+    assert!(done.status.success());
+    assert_eq!(text(&done.stdout), "late\n");
 }
 
 #[test]

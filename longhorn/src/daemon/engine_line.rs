@@ -22,6 +22,7 @@ use tonic::transport::Channel;
 use tonic::{Request, Status};
 
 use super::as_longhorn::wrong;
+use super::controller::HIDDEN;
 use crate::arguments::unix_address;
 use crate::sentence::sentence;
 use crate::tell::tell;
@@ -94,7 +95,9 @@ async fn tell_waits(mut engine: Engine) -> Infallible {
         tokio::time::sleep(SILENCE).await;
         let Ok(answer) = engine.volume_get(()).await else { continue };
         let waits = answer.into_inner().waiting_for;
-        if !waits.is_empty() && waits != told {
+        // No command waits for that.
+        let is_news = !waits.is_empty() && waits != told && !waits.starts_with(HIDDEN);
+        if is_news {
             tell!("waiting: {waits}");
         }
         told = waits;
