@@ -55,7 +55,8 @@ pub fn bind_private(path: &Path) -> io::Result<UnixListener> {
         _ => {}
     }
     make_socket_directory(path)?;
-    let listener = UnixListener::bind(path)?;
+    let listener = UnixListener::bind(path)
+        .map_err(|e| io::Error::new(e.kind(), format!("unix:{}: {e}", path.display())))?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
 }

@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 
 use control::front::{Front, Trust};
+use control::host::make_socket_directory;
 use control::tls::TlsFiles;
 use control::transport::not_listening;
 use lh_block::Address;
@@ -45,7 +46,10 @@ pub(super) fn fronts(
     insecure: bool,
 ) -> Result<Vec<Front>, GivesUp> {
     let address = match listen {
-        Address::Unix(path) => return Ok(vec![Front::Unix(path.clone())]),
+        Address::Unix(path) => {
+            has_a_folder(path)?;
+            return Ok(vec![Front::Unix(path.clone())]);
+        }
         Address::Tcp(address) => *address,
     };
     can_be_had(address)?;
@@ -53,6 +57,19 @@ pub(super) fn fronts(
     let usual = usual.filter(|path| path.parent().is_some_and(Path::is_dir));
     let tcp = trust(tls_dir, insecure).map(|trust| Front::Tcp(address, trust));
     Ok(usual.map(Front::Unix).into_iter().chain(tcp).collect())
+}
+
+/// One that cannot be made later would leave a process that nobody can ask anything, and a line in its log.
+fn has_a_folder(socket: &Path) -> Result<(), GivesUp> {
+    let shown = socket.display();
+    make_socket_directory(socket).map_err(|e| GivesUp(format!("--listen unix:{shown}: {e}")))?;
+    match socket.parent().filter(|folder| !folder.is_dir()) {
+        Some(folder) => Err(GivesUp(format!(
+            "--listen unix:{shown}: the folder {} is not there: make it, for root alone",
+            folder.display()
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// What is wrong in the files the server says in the log; that there are none is said at once.
@@ -69,5 +86,20 @@ pub(crate) fn can_be_had(address: SocketAddr) -> Result<(), GivesUp> {
     match TcpListener::bind(address) {
         Ok(_) => Ok(()),
         Err(e) => Err(GivesUp(format!("--listen {address}: {}", not_listening(e)))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_whose_folder_is_not_there_is_refused_at_once_and_the_folder_is_named() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| fronts(&Address::Unix(place.path().join(name)), None, None, false);
+        assert_eq!(at("e.sock").unwrap().len(), 1);
+        let refused = at("run/e.sock").unwrap_err().to_string();
+        let folder = format!("the folder {}/run is not there", place.path().display());
+        assert!(refused.starts_with("--listen unix:") && refused.contains(&folder), "{refused}");
     }
 }
