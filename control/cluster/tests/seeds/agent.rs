@@ -123,6 +123,7 @@ impl Agent for SimulatedNode {
                     birth,
                     holds: 0,
                     seen: Generation::default(),
+                    by: String::new(),
                     before: Generation::default(),
                     recorded: None,
                 };

@@ -238,8 +238,10 @@ impl Turn<'_> {
         let Some(copy) = self.state.copies.get_mut(&place) else { return true };
         if copy.seen < generation {
             (copy.before, copy.seen) = (copy.seen, generation);
+            copy.by.clone_from(&self.engine.uuid);
         }
-        fenceless || copy.seen == generation
+        // Of another process with the same number, too.
+        fenceless || copy.seen == generation && copy.by == self.engine.uuid
     }
 
     /// What these have recorded at least.

@@ -75,6 +75,8 @@ pub(crate) struct Copy {
     pub(crate) holds: u64,
     /// The highest generation that it has seen.
     pub(crate) seen: Generation,
+    /// The process of the engine of that generation.
+    pub(crate) by: String,
     /// The one before that.
     pub(crate) before: Generation,
     /// The last epoch that it has recorded.
