@@ -33,25 +33,26 @@ mod tests {
 
     #[test]
     fn a_stay_is_over_once_the_volume_is_had_elsewhere_or_gone() {
-        let cases: [(&[(&str, &str)], bool, bool); 10] = [
-            (&[("n2", "n2")], true, true),
-            (&[("n1", "n1")], true, false),
+        // Each engine: where it is to be, and who has it.
+        let cases = [
+            ("n2/n2", true),
+            ("n1/n1", false),
             // Detached: the next engine may be of the same stay.
-            (&[("", "n1")], true, false),
-            (&[("", "n2")], true, true),
+            ("/n1", false),
+            ("/n2", true),
             // On its way: nobody has it there yet, or it comes back.
-            (&[("n2", "n1")], true, false),
-            (&[("n1", "n2")], true, false),
+            ("n2/n1", false),
+            ("n1/n2", false),
             // Made anew, and nobody has had it since.
-            (&[("", "")], true, false),
-            // Migrating from here, and to here.
-            (&[("n1", "n1"), ("n2", "n2")], true, false),
-            (&[], true, false),
-            (&[], false, true),
+            ("/", false),
+            // Migrating from here.
+            ("n1/n1 n2/n2", false),
         ];
-        for (engines, exists, expected) in cases {
-            let all: Vec<Engine> = engines.iter().map(|(node, owner)| engine(node, owner)).collect();
-            assert_eq!(is_over("n1", &all, exists), expected, "{engines:?} {exists}");
+        for (engines, expected) in cases {
+            let words = engines.split(' ').filter_map(|words| words.split_once('/'));
+            let all: Vec<Engine> = words.map(|(node, owner)| engine(node, owner)).collect();
+            assert_eq!(is_over("n1", &all, true), expected, "{engines}");
         }
+        assert!(!is_over("n1", &[], true) && is_over("n1", &[], false));
     }
 }
