@@ -32,7 +32,7 @@ use world::World;
 const STEPS: u64 = 60;
 
 /// Seeds of the usual run.
-const SEEDS: u64 = 24;
+const SEEDS: u64 = 16;
 
 /// Within so many courses it is missed what is taken out.
 const SABOTAGED: u64 = 60;
