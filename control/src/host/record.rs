@@ -165,6 +165,12 @@ pub enum RecordError {
         /// How far it is.
         state: VolumeState,
     },
+    /// There is no key.
+    #[error("there is no key {}: copy it from where the volume was made, {KEY_LEN} bytes that its engine and replicas have in common, or name it with --key-file", path.display())]
+    NoKey {
+        /// Where it should be.
+        path: PathBuf,
+    },
     /// The key is not a secret any more.
     #[error("{} has mode {mode:03o}, which lets others read the volume's key: chmod 600 it", path.display())]
     OpenKey {
@@ -287,10 +293,9 @@ impl VolumeRecord {
     pub fn mend_key(&self, root: &Root) -> Result<bool, RecordError> {
         match read_key(&root.key(&self.name)) {
             Ok(_) => Ok(false),
-            Err(RecordError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            Err(RecordError::NoKey { .. } | RecordError::Damaged { .. }) => {
                 self.make_key(root).map(|()| true)
             }
-            Err(RecordError::Damaged { .. }) => self.make_key(root).map(|()| true),
             Err(e) => Err(e),
         }
     }
@@ -447,7 +452,12 @@ impl VolumeRecord {
 /// # Errors
 /// It cannot be read, is not 32 bytes long, or others may read it.
 pub fn read_key(path: &Path) -> Result<[u8; KEY_LEN], RecordError> {
-    let bytes = fs::read(path).map_err(io_at(path.to_owned()))?;
+    let bytes = match fs::read(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            return Err(RecordError::NoKey { path: path.to_owned() });
+        }
+        bytes => bytes.map_err(io_at(path.to_owned()))?,
+    };
     let mode = fs::metadata(path).map_err(io_at(path.to_owned()))?.mode();
     if mode & 0o077 != 0 {
         return Err(RecordError::OpenKey { path: path.to_owned(), mode: mode & 0o777 });
@@ -599,6 +609,14 @@ mod tests {
             seen += 1;
         }
         assert_eq!(seen, 5, "record, key, authority, its room and its lock");
+    }
+
+    #[test]
+    fn a_key_that_is_not_there_is_named_with_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let refused = read_key(&dir.path().join("key")).unwrap_err();
+        assert!(matches!(refused, RecordError::NoKey { .. }), "{refused}");
+        assert!(refused.to_string().contains("--key-file"), "{refused}");
     }
 
     #[test]
