@@ -405,12 +405,7 @@ impl ControlThread {
                 Ok(Body::Map(Box::new(page)))
             }
             WireStatus::Ok => Ok(Body::Done),
-            WireStatus::Stale => Err(Refusal::Stale),
-            WireStatus::NoSpace => Err(Refusal::NoSpace),
-            WireStatus::Refused => Err(Refusal::Said(String::from_utf8_lossy(payload).into_owned())),
-            WireStatus::Io | WireStatus::Rotten | WireStatus::Corrupt | WireStatus::Invalid => {
-                Err(Refusal::Failed)
-            }
+            refused => Err(refusal(refused, payload)),
         }
     }
 
@@ -569,5 +564,30 @@ impl ControlThread {
             let why = crate::conductor::ConnectError::Unreachable(format!("no thread to connect with: {e}"));
             let _ = self.orders.send(Order::Input(Input::ConnectFailed { member, session, why }));
         }
+    }
+}
+
+/// What a replica means that has not done what a control message asks for.
+fn refusal(status: WireStatus, payload: &[u8]) -> Refusal {
+    match status {
+        WireStatus::Stale => Refusal::Stale,
+        WireStatus::NoSpace => Refusal::NoSpace,
+        WireStatus::Refused => Refusal::Said(String::from_utf8_lossy(payload).into_owned()),
+        // It is well, and keeps what it has.
+        WireStatus::Invalid => {
+            Refusal::Said("it does not know what it is asked for: its program may be older".to_owned())
+        }
+        WireStatus::Ok | WireStatus::Io | WireStatus::Rotten | WireStatus::Corrupt => Refusal::Failed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replica_that_does_not_know_what_it_is_asked_for_has_not_failed() {
+        assert!(matches!(refusal(WireStatus::Invalid, b""), Refusal::Said(why) if why.contains("older")));
+        assert!(matches!(refusal(WireStatus::Io, b""), Refusal::Failed));
     }
 }

@@ -310,8 +310,9 @@ pub trait Agent: Send + Sync + 'static {
     }
 
     /// Takes away the device that a stay has left, also from those who use it: all that waits there fails. Refused
-    /// ([`AgentError::Failed`]) while an engine of the volume runs; nothing is done where another stay has begun.
-    async fn end_stay(&self, _volume: &str, _stay: &str) -> Result<(), AgentError> {
+    /// ([`AgentError::Failed`]) while an engine of the volume runs; nothing is done where another stay has begun. `image`: whose program
+    /// does it, that of an instance manager may be older.
+    async fn end_stay(&self, _volume: &str, _stay: &str, _image: &str) -> Result<(), AgentError> {
         Ok(())
     }
 

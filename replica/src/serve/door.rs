@@ -5,12 +5,19 @@ use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use lh_ring::Fd;
 use lh_wire::handshake::{Challenge, HELLO_LEN, Hello, Key, Verdict, is_reader};
 
 use super::strangers::Strangers;
 use super::{Address, Options, ServeError};
+
+/// How long a process that has ended may hold its listening socket: the kernel takes its ring apart after it.
+const LINGERS: Duration = Duration::from_secs(2);
+
+/// Between two looks at that.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Which key a peer knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,16 +132,41 @@ fn listen_on(listen: &Address) -> io::Result<(Fd, Address)> {
     }
 }
 
-/// Binds, in place of a socket that nobody listens on any more if there is one.
+/// Binds, in place of a socket that nobody listens on any more if there is one. Whoever opens the door has the directory's lock: the
+/// process before has ended, though its socket may be there for a moment yet.
 fn bind_unix(path: &Path) -> io::Result<UnixListener> {
-    match UnixListener::bind(path) {
-        Err(e) if e.kind() == io::ErrorKind::AddrInUse => match UnixStream::connect(path) {
-            Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
-                std::fs::remove_file(path)?;
-                UnixListener::bind(path)
-            }
-            _ => Err(e),
-        },
-        other => other,
+    let until = Instant::now() + LINGERS;
+    loop {
+        match UnixListener::bind(path) {
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => match UnixStream::connect(path) {
+                _ if Instant::now() >= until => return Err(e),
+                Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
+                    std::fs::remove_file(path)?;
+                }
+                _ => std::thread::sleep(LOOK),
+            },
+            other => return other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_that_lingers_is_waited_for_and_one_that_is_used_is_not_taken() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("r.sock");
+        let before = UnixListener::bind(&path).unwrap();
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(10 * LOOK);
+            drop(before);
+        });
+        let now = bind_unix(&path).unwrap();
+        ends.join().unwrap();
+        assert_eq!(bind_unix(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        UnixStream::connect(&path).unwrap();
+        drop(now);
     }
 }

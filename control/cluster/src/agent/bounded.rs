@@ -164,8 +164,8 @@ impl<A: Agent + ?Sized> Agent for Bounded<A> {
         self.node.devices().await
     }
 
-    async fn end_stay(&self, volume: &str, stay: &str) -> Result<(), AgentError> {
-        self.ends("to take a device away", self.node.end_stay(volume, stay)).await
+    async fn end_stay(&self, volume: &str, stay: &str, image: &str) -> Result<(), AgentError> {
+        self.ends("to take a device away", self.node.end_stay(volume, stay, image)).await
     }
 
     async fn log_at(&self, level: Level) -> Result<(), AgentError> {

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use control::host::Root;
+use control::host::{LiveDirs, Root};
 use rustix::fs::{major, minor};
 
 use super::DeviceId;
@@ -27,7 +27,8 @@ pub(super) fn devices(root: &Root) -> BTreeMap<String, String> {
     let entries = fs::read_dir(DEVICES).into_iter().flatten().filter_map(Result::ok);
     let is_device = |e: &fs::DirEntry| e.metadata().is_ok_and(|meta| meta.file_type().is_block_device());
     let names = entries.filter(is_device).filter_map(|e| e.file_name().into_string().ok());
-    // One without a record is another root's, or nobody tells stays apart there.
+    // One without a record is another root's, or nobody tells stays apart there. A name that another root has is that one's.
+    let names = names.filter(|name| LiveDirs::default().check_free(name, root).is_ok());
     names.filter_map(|name| fs::read_to_string(root.stay(&name)).ok().map(|stay| (name, stay))).collect()
 }
 

@@ -445,10 +445,19 @@ impl Agent for LocalAgent {
         tokio::task::spawn_blocking(move || devices(&root)).await.unwrap_or_default()
     }
 
-    async fn end_stay(&self, volume: &str, stay: &str) -> Result<(), AgentError> {
+    async fn end_stay(&self, volume: &str, stay: &str, image: &str) -> Result<(), AgentError> {
         let name = format!("{volume}-stay");
+        // Of a look that was cut short, maybe of another stay.
+        if self.processes().await?.contains_key(&name) {
+            self.stop(&name).await?;
+            return Err(AgentError::Failed("the device is being taken away, or was in vain".to_owned()));
+        }
         let args = end_stay_command(&self.root, volume, stay);
-        self.create(ProcessSpec { name: name.clone(), args, ..ProcessSpec::default() }).await?;
+        let binary = match self.has_program(image).await {
+            true => self.root.engine_binary(image).display().to_string(),
+            false => String::new(),
+        };
+        self.create(ProcessSpec { name: name.clone(), binary, args, ..ProcessSpec::default() }).await?;
         let ended = loop {
             match self.processes().await?.get(&name) {
                 Some(process) if process.state == InstanceState::Error => {

@@ -135,7 +135,13 @@ async fn store(desk: &Desk, volume: &str, expected: Option<(Generation, u64)>, e
         }
         match replicas_of(desk, volume).await {
             // Asked for again after its time: an engine that was out of reach has not heard what is removed meanwhile.
-            Ok(replicas) if !has_future(epoch, &replicas) => return Reply::Conflict(stored),
+            // Where none of those who count stays either, nobody's data goes.
+            Ok(replicas)
+                if !has_future(epoch, &replicas)
+                    && stored.as_ref().is_some_and(|stored| has_future(stored, &replicas)) =>
+            {
+                return Reply::Conflict(stored);
+            }
             Ok(_) => {}
             Err(e) => return Reply::Unavailable(e.to_string()),
         }
@@ -364,6 +370,7 @@ mod tests {
             ("b stays", vec![replica("a", true), replica("b", false)], true),
             ("b is deleted", vec![replica("a", false), replica("b", true)], false),
             ("b is gone", vec![replica("a", false)], false),
+            ("both are deleted", vec![replica("a", true), replica("b", true)], true),
         ];
         for (what, replicas, counts) in cases {
             let written = Arc::default();

@@ -25,6 +25,8 @@ const FREEZE_AGAIN: Duration = Duration::from_secs(15);
 /// Looks at all snapshots of a volume, after news of its engine, and names those that nobody has named.
 pub(super) async fn look_at_all(context: &Context, volume: &str) -> Done<Outcome> {
     let cache = &context.cache;
+    // What cannot be named keeps none of the others from being looked at.
+    context.news.tell(cache.snapshots.of(volume).into_iter().map(|s| Key::Snapshot(s.name_any())));
     let engines = cache.engines.of(volume);
     if let Some(volume) = cache.volumes.get(volume)
         && let Some(engine) = pair(&volume, engines.iter().map(Arc::as_ref)).0
@@ -34,7 +36,6 @@ pub(super) async fn look_at_all(context: &Context, volume: &str) -> Done<Outcome
             context.desk.create(&snapshot).await?;
         }
     }
-    context.news.tell(cache.snapshots.of(volume).into_iter().map(|s| Key::Snapshot(s.name_any())));
     Ok(Outcome::Done)
 }
 

@@ -26,7 +26,7 @@ pub(super) async fn look(context: &Context, volume: &str) -> Done<Outcome> {
         // The next round looks again.
         return Ok(Outcome::Done);
     }
-    context.agent.end_stay(volume, stay).await?;
+    context.agent.end_stay(volume, stay, &context.options.image).await?;
     tracing::warn!(volume, "the device that the volume had here before it went is taken away");
     if let Some(resource) = resource {
         let node = &context.options.node;

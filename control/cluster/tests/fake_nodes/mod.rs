@@ -360,7 +360,7 @@ impl Agent for FakeAgent {
         all.into_iter().filter(|((node, _), _)| *node == self.node).map(|((_, v), stay)| (v, stay)).collect()
     }
 
-    async fn end_stay(&self, volume: &str, stay: &str) -> Result<(), AgentError> {
+    async fn end_stay(&self, volume: &str, stay: &str, _: &str) -> Result<(), AgentError> {
         let place = (self.node.clone(), volume.to_owned());
         self.machine().stays.retain(|at, of| *at != place || of != stay);
         Ok(())

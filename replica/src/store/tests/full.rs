@@ -99,8 +99,12 @@ fn operations_on_the_chain() {
         (ChainOp::MarkRemoved { name: "one".into() }, "one"),
         (revert_op("one"), "one"),
         (
-            ChainOp::Expand { name: None, size: larger, created: "2026-11-20T06:03:39Z".into() },
-            "expand-8650752",
+            ChainOp::Expand {
+                name: Some("larger".into()),
+                size: larger,
+                created: "2026-11-20T06:03:39Z".into(),
+            },
+            "larger",
         ),
     ];
     for (op, last) in ops {

@@ -260,7 +260,11 @@ impl World {
             (Chain::Snapshot, _) if room => snapshot_op(&format!("s{}", self.count)),
             (Chain::Expand, _) if room && self.blocks() < BLOCKS_MAX => {
                 let size = (self.blocks() + GROWS_BY) * BLOCK;
-                ChainOp::Expand { name: None, size, created: "2026-11-20T06:03:39Z".into() }
+                ChainOp::Expand {
+                    name: Some(format!("to-{size}")),
+                    size,
+                    created: "2026-11-20T06:03:39Z".into(),
+                }
             }
             (Chain::Remove, Some(name)) => ChainOp::MarkRemoved { name },
             (Chain::Revert, Some(name)) => revert_op(&name),
@@ -314,7 +318,7 @@ impl World {
         match op {
             ChainOp::Snapshot { name, .. } => drop(self.model.live.insert(name, self.model.head.clone())),
             ChainOp::Expand { size, .. } => {
-                self.model.live.insert(format!("expand-{size}"), self.model.head.clone());
+                self.model.live.insert(format!("to-{size}"), self.model.head.clone());
                 self.model.head.resize(usize::try_from(size / BLOCK).unwrap(), 0);
             }
             ChainOp::MarkRemoved { name } => drop(self.model.live.remove(&name)),

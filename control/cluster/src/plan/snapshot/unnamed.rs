@@ -1,7 +1,7 @@
 //! Snapshots that an engine has and no resource names: those that expansions take, and those that people take by gRPC or
 //! `longhornctl`. Each gets a resource, so that it is seen, counted and can be deleted; Longhorn does so, too.
 
-use kube::{Resource, ResourceExt};
+use kube::ResourceExt;
 
 use super::{FINALIZER, is_own_name, serves, waits};
 use crate::api::{Engine, Snapshot, SnapshotSpec, Volume};
@@ -20,14 +20,14 @@ pub fn unnamed(volume: &Volume, engine: &Engine, is_taken: impl Fn(&str) -> bool
     lacks.map(|(name, _)| naming(volume, name)).collect()
 }
 
-/// A resource for a snapshot that is there. It goes with the volume, also where nobody has heard of it when that goes.
+/// A resource for a snapshot that is there. No owner is named: a garbage collector that did not find it, since the volume was restored
+/// and has another UID, would delete the resource, and the snapshot would go with it.
 fn naming(volume: &Volume, name: &str) -> Snapshot {
     let of = volume.name_any();
     let spec = SnapshotSpec { volume: of.clone(), create_snapshot: false, ..SnapshotSpec::default() };
     let mut snapshot = Snapshot::new(name, spec);
     snapshot.labels_mut().insert(VOLUME_LABEL.to_owned(), of);
     snapshot.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
-    snapshot.metadata.owner_references = volume.controller_owner_ref(&()).map(|owner| vec![owner]);
     snapshot
 }
 
@@ -62,13 +62,15 @@ mod tests {
 
     #[test]
     fn a_snapshot_that_is_there_gets_a_resource_if_its_name_allows() {
-        let volume = volume();
+        let mut volume = volume();
+        volume.metadata.uid = Some("u-1".into());
         assert_eq!(names(&volume, &engine(Running, &CHAIN)), ["expand-8192-v", "mine"]);
         let made = unnamed(&volume, &engine(Running, &CHAIN), |name| name != "mine");
         let spec = SnapshotSpec { volume: "v".into(), ..SnapshotSpec::default() };
         assert_eq!((&made[0].spec, made.len()), (&spec, 1));
         assert_eq!(made[0].labels()["longhornvolume"], "v");
         assert_eq!(made[0].finalizers(), ["longhorn.io"]);
+        assert!(made[0].owner_references().is_empty(), "it does not go with a UID");
     }
 
     #[test]
@@ -83,13 +85,5 @@ mod tests {
         assert_eq!(names(&volume, &relay).len(), 0);
         volume.metadata.deletion_timestamp = Some(now().into());
         assert_eq!(names(&volume, &engine(Running, &CHAIN)).len(), 0);
-    }
-
-    #[test]
-    fn it_goes_with_its_volume() {
-        let mut volume = volume();
-        volume.metadata.uid = Some("u-1".into());
-        let made = unnamed(&volume, &engine(Running, &CHAIN), |name| name != "mine");
-        assert_eq!(made[0].owner_references()[0].uid, "u-1");
     }
 }
