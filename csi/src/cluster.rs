@@ -15,7 +15,7 @@ use lh_cluster::api::{
     AttachmentTicket, Conditions, Engine, Node, Replica, Setting, Snapshot, TicketType, Volume,
     VolumeAttachment,
 };
-use lh_cluster::kubernetes::attached_to;
+use lh_cluster::kubernetes::{attached_to, may_be_a_name};
 use lh_cluster::plan::volume::pair;
 use lh_cluster::plan::{VOLUME_LABEL, engine_name};
 use lh_cluster::settings::Settings;
@@ -306,29 +306,9 @@ impl Cluster {
     }
 }
 
-/// True if a resource may have that name (an RFC 1123 subdomain).
-fn may_be_a_name(name: &str) -> bool {
-    let end = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-    let is_label = |label: &str| {
-        label.starts_with(end) && label.ends_with(end) && label.chars().all(|c| end(c) || c == '-')
-    };
-    name.len() <= 253 && name.split('.').all(is_label)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_could_not_be_a_name_is_never_part_of_a_path() {
-        for name in ["pvc-1", "a.b", "0"] {
-            assert!(may_be_a_name(name), "{name:?}");
-        }
-        let long = "a".repeat(254);
-        for name in ["", ".", "..", "a..b", "-a", "a-", "a/b", "A", "a b", "ä", "a.", long.as_str()] {
-            assert!(!may_be_a_name(name), "{name:?}");
-        }
-    }
 
     #[test]
     fn whoever_waits_long_asks_seldom() {

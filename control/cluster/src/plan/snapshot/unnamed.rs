@@ -5,6 +5,7 @@ use kube::ResourceExt;
 
 use super::{FINALIZER, is_own_name, serves, waits};
 use crate::api::{Engine, Snapshot, SnapshotSpec, Volume};
+use crate::kubernetes::may_be_a_name;
 use crate::plan::VOLUME_LABEL;
 
 /// The resources to be made for a volume whose engine runs here. `is_taken`: there is a snapshot of that name already, of
@@ -14,8 +15,9 @@ pub fn unnamed(volume: &Volume, engine: &Engine, is_taken: impl Fn(&str) -> bool
         return Vec::new();
     }
     let chain = engine.status.iter().flat_map(|status| &status.snapshots);
+    // That of a snapshot may have large letters and `_`, too.
     let lacks = chain.filter(|(name, layer)| {
-        !layer.removed && !is_own_name(name) && may_name_a_resource(name) && !is_taken(name)
+        !layer.removed && !is_own_name(name) && may_be_a_name(name) && !is_taken(name)
     });
     lacks.map(|(name, _)| naming(volume, name)).collect()
 }
@@ -29,15 +31,6 @@ fn naming(volume: &Volume, name: &str) -> Snapshot {
     snapshot.labels_mut().insert(VOLUME_LABEL.to_owned(), of);
     snapshot.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
     snapshot
-}
-
-/// True if a resource may have that name (an RFC 1123 subdomain). That of a snapshot may have large letters and `_`, too.
-fn may_name_a_resource(name: &str) -> bool {
-    let end = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-    let is_label = |label: &str| {
-        label.starts_with(end) && label.ends_with(end) && label.chars().all(|c| end(c) || c == '-')
-    };
-    name.len() <= 253 && name.split('.').all(is_label)
 }
 
 #[cfg(test)]
