@@ -1,10 +1,10 @@
 """A volume moves between two hosts while it is used: a relay shows it on the one while its engine is on the other, and an
 engine in the relay's place, under its device, fences the one before. Registers are written on one host and read on the
-other; engines and relays are killed; nobody without the key is served; what waits on the device that was left fails when the
-volume comes back there. No I/O error else, no stale answer, replicas equal; the pauses are printed."""
+other; engines and relays are killed; nobody without the key is served; what waits on the device that was left fails when its
+stay is ended, or the volume comes back there. No I/O error else, no stale answer, replicas equal; the pauses are printed."""
 import itertools, json, mmap, os, random, signal, threading, time
 from by_hand import ByHand
-from harness import BIN, Host, contents, expect, full, have, kill, rng, run, say, shown, skip, stand_still, wait_for
+from harness import BIN, Host, contents, expect, full, have, rng, run, say, shown, skip, stand_still, wait_for
 from misuse_client import WRITE, Nbd
 from namespaces import Hosts
 

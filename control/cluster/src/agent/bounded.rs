@@ -161,7 +161,7 @@ impl<A: Agent + ?Sized> Agent for Bounded<A> {
     }
 
     async fn devices(&self) -> BTreeMap<String, String> {
-        self.node.devices().await
+        tokio::time::timeout(self.patience, self.node.devices()).await.unwrap_or_default()
     }
 
     async fn end_stay(&self, volume: &str, stay: &str, image: &str) -> Result<(), AgentError> {

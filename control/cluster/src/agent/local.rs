@@ -442,7 +442,7 @@ impl Agent for LocalAgent {
 
     async fn devices(&self) -> BTreeMap<String, String> {
         let root = self.root.clone();
-        tokio::task::spawn_blocking(move || devices(&root)).await.unwrap_or_default()
+        self.at_disk.run(root.volumes(), move |_| devices(&root)).await.unwrap_or_default()
     }
 
     async fn end_stay(&self, volume: &str, stay: &str, image: &str) -> Result<(), AgentError> {
@@ -450,7 +450,9 @@ impl Agent for LocalAgent {
         // Of a look that was cut short, maybe of another stay.
         if self.processes().await?.contains_key(&name) {
             self.stop(&name).await?;
-            return Err(AgentError::Failed("the device is being taken away, or was in vain".to_owned()));
+            return Err(AgentError::Failed(format!(
+                "{name}, which was to take the device away before, ends first"
+            )));
         }
         let args = end_stay_command(&self.root, volume, stay);
         let binary = match self.has_program(image).await {

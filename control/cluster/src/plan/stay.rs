@@ -7,8 +7,8 @@
 
 use crate::api::Engine;
 
-/// True if a stay of a volume on this node is over: it has none of its engines, and will have none of that stay. `engines`: all of the volume's, as
-/// they are now; `exists`: the volume is there.
+/// True if a stay of a volume on this node is over: it has none of its engines, and will have none of that stay.
+/// `engines`: all of the volume's, as they are now; `exists`: the volume is there.
 pub fn is_over(node: &str, engines: &[Engine], exists: bool) -> bool {
     let owner = |engine: &Engine| engine.status.as_ref().map(|s| s.owner_id.clone()).unwrap_or_default();
     let is_here = |engine: &Engine| engine.spec.node_id == node || owner(engine) == node;

@@ -35,24 +35,24 @@ impl Leadership {
     }
 
     /// Leads until then, or not at all.
-    fn set(&self, until: Option<Instant>, begin: impl FnOnce() -> Arc<Lead>) -> Turn {
+    fn set(&self, until: Option<Instant>, begin: impl FnOnce() -> Arc<Lead>) -> Term {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         match (&mut *held, until) {
             (Some(held), Some(until)) => {
                 let has_lapsed = held.until <= Instant::now();
                 held.until = until;
-                if has_lapsed { Turn::GoesOn } else { Turn::AsBefore }
+                if has_lapsed { Term::GoesOn } else { Term::AsBefore }
             }
-            (None, None) => Turn::AsBefore,
+            (None, None) => Term::AsBefore,
             (Some(_), None) => {
                 tracing::info!(leads = false, "leadership");
                 *held = None;
-                Turn::AsBefore
+                Term::AsBefore
             }
             (None, Some(until)) => {
                 tracing::info!(leads = true, "leadership");
                 *held = Some(Held { lead: begin(), until });
-                Turn::Begins
+                Term::Begins
             }
         }
     }
@@ -60,7 +60,7 @@ impl Leadership {
 
 /// What is new about who leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
+enum Term {
     /// Nothing.
     AsBefore,
     /// This manager leads from now on. What it reads first it looks at.
@@ -104,9 +104,9 @@ pub(super) async fn keep_leases(context: Arc<Context>) {
         // To a leader that never counted all other nodes would be dead.
         until = until.filter(|_| counted_at.is_some());
         match context.leadership.set(until, || Lead::begin(&context.desk, &context.news)) {
-            Turn::GoesOn => context.news.tell([Key::All, Key::Nodes, Key::Certificate]),
-            Turn::AsBefore if until.is_some() && changed => context.news.tell([Key::All, Key::Nodes]),
-            Turn::AsBefore | Turn::Begins => {}
+            Term::GoesOn => context.news.tell([Key::All, Key::Nodes, Key::Certificate]),
+            Term::AsBefore if until.is_some() && changed => context.news.tell([Key::All, Key::Nodes]),
+            Term::AsBefore | Term::Begins => {}
         }
         // A death is noticed when it is due, not up to a renewal later.
         let now = Instant::now();
@@ -133,15 +133,15 @@ mod tests {
         let desk = Desk::new(client.into(), "longhorn-system", "n1", super::super::Clock::default());
         let (leadership, news) = (Leadership::default(), Arc::new(News::default()));
         let renew = || leadership.set(Some(Instant::now() + YIELD), || Lead::begin(&desk, &news));
-        assert_eq!(renew(), Turn::Begins);
+        assert_eq!(renew(), Term::Begins);
         let lead = leadership.now().expect("it leads");
         tokio::time::sleep(YIELD - Duration::from_millis(1)).await;
-        assert_eq!(renew(), Turn::AsBefore, "in time");
+        assert_eq!(renew(), Term::AsBefore, "in time");
         tokio::time::sleep(YIELD).await;
         assert!(leadership.now().is_none(), "whatever is told now is for nobody");
-        assert_eq!(renew(), Turn::GoesOn);
+        assert_eq!(renew(), Term::GoesOn);
         assert!(leadership.now().is_some_and(|now| Arc::ptr_eq(&now, &lead)), "with what it has read");
-        assert_eq!(leadership.set(None, || unreachable!()), Turn::AsBefore);
-        assert_eq!(renew(), Turn::Begins);
+        assert_eq!(leadership.set(None, || unreachable!()), Term::AsBefore);
+        assert_eq!(renew(), Term::Begins);
     }
 }

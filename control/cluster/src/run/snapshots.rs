@@ -93,7 +93,8 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
                 outcome = Outcome::Again(SOON);
             }
             snapshot::Action::Forget => {
-                // Without the finalizer nobody removes anything for it: should a snapshot of that name be there all the same, it stays.
+                // Without the finalizer nobody removes anything for it: should a snapshot of that name be there all the
+                // same, it stays.
                 context.desk.set_finalizer(resource.as_ref(), false).await?;
                 context.desk.delete_same(resource.as_ref()).await?;
             }

@@ -37,7 +37,8 @@ pub(super) async fn look(context: &Context, volume: &str) -> Done<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// True while an engine of the volume, or a relay, runs here or is to.
+/// True while an engine of the volume, or a relay, runs here or is to: then nobody else need be asked. One that nobody knows of here
+/// has the volume's name on this host, and no stay is ended beside it.
 fn has_engine(context: &Context, volume: &str) -> bool {
     let is_of = |process: &str| volume_of_engine(process) == Some(volume);
     let is_to_be = || context.cache.engines.of(volume).iter().any(|e| e.spec.node_id == context.options.node);

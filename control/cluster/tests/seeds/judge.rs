@@ -1,4 +1,4 @@
-//! What has to be so once nothing is wrong any more.
+//! What has to be so at all times, and what once nothing is wrong any more.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
