@@ -267,7 +267,7 @@ pub struct GetattrIn {
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct AttrOut {
-    /// Seconds that the kernel may keep the attributes: 0, so that a new size is seen at once.
+    /// Seconds that the kernel may keep the attributes.
     pub attr_valid: u64,
     /// Nanoseconds.
     pub attr_valid_nsec: u32,

@@ -38,6 +38,11 @@ const BLOCK: u32 = 4096;
 /// Room for the longest answer without data, that of GETATTR.
 const ANSWER_MAX: usize = size_of::<OutHeader>() + size_of::<AttrOut>();
 
+/// Seconds that the kernel may keep the file's attributes: a year. Who lists a host's loop devices (LOOP_GET_STATUS64) has the kernel
+/// ask for those of each one's file, and `losetup -a` and `mount -o loop` of any file would wait for a volume whose engine is
+/// away. A new size is told ([`crate::proto::size_notification`]), whatever was kept.
+const KEPT: u64 = 365 * 24 * 60 * 60;
+
 /// An answer without the data of a READ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
@@ -276,7 +281,7 @@ fn getattr(unique: u64, geometry: &Geometry) -> Answer {
         blksize: BLOCK,
         ..Attr::default()
     };
-    Answer::ok(unique, &AttrOut { attr, ..AttrOut::default() })
+    Answer::ok(unique, &AttrOut { attr_valid: KEPT, attr, ..AttrOut::default() })
 }
 
 fn open(unique: u64) -> Answer {

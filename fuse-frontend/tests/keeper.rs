@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use fuse_frontend::keeper::{Info, Keeper, KeeperError, remove_left_behind};
-use fuse_frontend::{NodeError, node, users_of};
+use fuse_frontend::{NodeError, node, proto, users_of};
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
@@ -372,6 +372,8 @@ fn killed_while_it_waits(test: &str, ask: fn(&mut Keeper) -> Result<(), KeeperEr
     // Requests are taken, since those that were not could be given up, and not answered.
     wait_until("a read waits", || readable(&fuse));
     take_requests(&fuse);
+    // A growth goes on with what the kernel has kept of the file, unless it was told of a larger one before, as it always is.
+    nix::unistd::write(&fuse, &proto::size_notification(17 * MIB)).unwrap();
     let asking = std::thread::spawn(move || ask(&mut engine).is_err());
     std::thread::sleep(Duration::from_millis(500));
     take_requests(&fuse);
@@ -399,6 +401,37 @@ fn a_keeper_killed_while_it_unbinds_leaves_nothing_that_waits() {
 #[test]
 fn a_keeper_killed_while_it_grows_the_device_leaves_nothing_that_waits() {
     killed_while_it_waits("grows", Keeper::resize);
+}
+
+/// `losetup` asks each loop device of the host for its file's numbers, and so does `mount -o loop` of any file.
+#[test]
+fn who_lists_loop_devices_does_not_wait_for_an_engine_that_is_away() {
+    if skip("who_lists_loop_devices_does_not_wait_for_an_engine_that_is_away", &["losetup", "dd"]) {
+        return;
+    }
+    let mut rig = Rig::start("lists", 16 * MIB, 512, true);
+    let pattern = rig.path("pattern");
+    fs::write(&pattern, vec![0x5a; 16 << 20]).unwrap();
+    // A write makes some of what is kept of a file stale, and its size with it.
+    run(&["dd", &format!("if={pattern}"), &format!("of={}", rig.node()), "bs=1M", "oflag=direct"]);
+    rig.server().kill();
+    let device = rig.info().device().unwrap();
+    let mut list = Command::new("losetup")
+        .args(["--noheadings", "--output", "BACK-INO"])
+        .arg(device)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    wait_until("the devices are listed", || list.try_wait().unwrap().is_some());
+    let mut listed = String::new();
+    list.stdout.take().unwrap().read_to_string(&mut listed).unwrap();
+    assert_eq!(listed.trim(), proto::ROOT.to_string());
+    // What is kept is the file as it was: the next engine's growth is seen.
+    rig.serve();
+    assert!(read_all(&rig).iter().all(|b| *b == 0x5a));
+    assert_eq!(rig.server().order(&format!("resize {}", 32 * MIB)), "resized");
+    assert_eq!(read_all(&rig).len(), 32 << 20);
+    rig.stop();
 }
 
 #[test]

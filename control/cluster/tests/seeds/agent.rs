@@ -56,7 +56,13 @@ impl SimulatedNode {
         let mut state = self.world.state();
         let uuid = format!("process-{}", state.number());
         let birth = state.volumes.get(&start.spec.volume_name).map(|v| v.birth).unwrap_or_default();
-        let engine = Engine::new(birth, uuid.clone(), start.generation, start.spec);
+        let engine = Engine::new(birth, uuid.clone(), start);
+        // What another stay has left goes with the first start of this one.
+        let place = (self.node.clone(), engine.volume.clone());
+        if state.devices.get(&place).is_some_and(|device| device.stay != engine.stay) {
+            state.devices.remove(&place);
+            state.count("a new stay began beside a device of an earlier one");
+        }
         state.engines.insert(name.clone(), engine);
         drop(state);
         tokio::spawn(engine::run(Arc::clone(&self.world), name, uuid));
@@ -187,13 +193,15 @@ impl Agent for SimulatedNode {
     async fn stop(&self, name: &str) -> Result<(), AgentError> {
         self.manager().await?;
         let mut state = self.world.state();
-        if let Some(engine) = state.engines.remove(&self.name(name)).filter(Engine::is_up)
-            && judge::is_in_use(&self.server, &engine.volume, &self.node)
-        {
-            state.wrong(format!(
-                "the device of {} on {} is taken away from who uses it",
-                engine.volume, self.node
-            ));
+        if let Some(engine) = state.engines.remove(&self.name(name)).filter(Engine::is_up) {
+            if judge::is_in_use(&self.server, &engine.volume, &self.node) {
+                let what = format!(
+                    "the device of {} on {} is taken away from who uses it",
+                    engine.volume, self.node
+                );
+                state.wrong(what);
+            }
+            state.devices.remove(&(self.node.clone(), engine.volume));
         }
         state.replicas.remove(&self.name(name));
         drop(state);
@@ -301,6 +309,32 @@ impl Agent for SimulatedNode {
     }
 
     async fn remove_snapshot(&self, _: &str, _: &str) -> Result<(), AgentError> {
+        Ok(())
+    }
+
+    async fn devices(&self) -> BTreeMap<String, String> {
+        let state = self.world.state();
+        let here = state.devices.iter().filter(|((node, _), _)| *node == self.node);
+        here.map(|((_, volume), device)| (volume.clone(), device.stay.clone())).collect()
+    }
+
+    async fn end_stay(&self, volume: &str, stay: &str, _: &str) -> Result<(), AgentError> {
+        self.manager().await?;
+        let mut state = self.world.state();
+        let runs = |((node, _), engine): (&Name, &Engine)| {
+            *node == self.node && engine.volume == volume && !matches!(engine.phase, Phase::Ended(_))
+        };
+        if state.engines.iter().any(runs) {
+            return Err(AgentError::Failed(format!("an engine of {volume} runs here")));
+        }
+        let place = (self.node.clone(), volume.to_owned());
+        if state.devices.get(&place).is_some_and(|device| device.stay == stay) {
+            state.devices.remove(&place);
+            state.count("a device that was left behind was taken away");
+            if let Some(what) = judge::goes_on(&self.server, volume, &self.node, stay) {
+                state.wrong(what);
+            }
+        }
         Ok(())
     }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use control::authority::{Question, Reply};
 use lh_block::{Epoch, EpochOrder, Generation, Instance};
-use lh_cluster::agent::RebuildLimits;
-use lh_cluster::api::{EngineSpec, SnapshotLimits};
+use lh_cluster::agent::{EngineStart, RebuildLimits};
+use lh_cluster::api::SnapshotLimits;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
@@ -25,7 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(15);
 pub(crate) struct Engine {
     pub(crate) volume: String,
     /// Which of the volumes of that name it is of, as the key that it was given says.
-    birth: u64,
+    pub(crate) birth: u64,
+    /// Which stay of the volume on its node it was told.
+    pub(crate) stay: String,
     pub(crate) uuid: String,
     pub(crate) generation: Generation,
     /// Its replicas, by name.
@@ -64,12 +66,14 @@ pub(crate) enum Phase {
 }
 
 impl Engine {
-    pub(crate) fn new(birth: u64, uuid: String, generation: Generation, spec: &EngineSpec) -> Self {
+    pub(crate) fn new(birth: u64, uuid: String, start: EngineStart<'_>) -> Self {
+        let spec = start.spec;
         Self {
             volume: spec.volume_name.clone(),
             birth,
+            stay: start.stay.to_owned(),
             uuid,
-            generation,
+            generation: start.generation,
             addresses: spec.replica_address_map.clone(),
             phase: if spec.relays() { Phase::Relays(false) } else { Phase::Asks },
             relay_from: spec.relay_from.clone(),
@@ -215,6 +219,7 @@ impl Turn<'_> {
         let Some(engine) = self.state.engines.get_mut(&name).filter(is_it) else { return };
         engine.passed_on = true;
         self.engine.phase = Phase::Relays(true);
+        self.state.show(self.node, &self.engine);
     }
 
     fn end(&mut self, why: &str) {
@@ -308,6 +313,7 @@ impl Turn<'_> {
         self.engine.epoch = Some(epoch);
         if begins {
             self.engine.phase = Phase::Serves;
+            self.state.show(self.node, &self.engine);
             self.state.count("an engine began to serve");
             self.judge(&members);
         }

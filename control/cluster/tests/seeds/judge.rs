@@ -96,6 +96,7 @@ fn open(cluster: &Cluster) -> Vec<String> {
         open.extend(left.map(|o| format!("{kind} {} is left", o["metadata"]["name"])));
     }
     processes(cluster, &mut open);
+    devices(cluster, &mut open);
     copies(cluster, &mut open);
     open
 }
@@ -173,6 +174,18 @@ pub(crate) fn is_in_use(server: &ApiServer, volume: &str, node: &str) -> bool {
         && tickets.is_some_and(|tickets| tickets.iter().any(is_met))
 }
 
+/// Why a stay of a volume on a node is not over: an engine is there, or is to be, whose resource says that it is of this stay.
+pub(crate) fn goes_on(server: &ApiServer, volume: &str, node: &str, stay: &str) -> Option<String> {
+    let is_of = |e: &Value| {
+        e["spec"]["volumeName"] == volume && e["status"]["ownerID"] == node && e["status"]["stay"] == stay
+    };
+    let engine = server.all("engines").into_iter().find(is_of)?;
+    Some(format!(
+        "the device of {volume} on {node} is taken away, and {} has it yet",
+        engine["metadata"]["name"]
+    ))
+}
+
 /// At no time two engines of a volume were to answer for it: what the second one is told comes after the first was told to end.
 pub(crate) fn one_engine_at_a_time(cluster: &Cluster) {
     let mut engines: BTreeMap<String, Value> = BTreeMap::new();
@@ -211,6 +224,30 @@ fn processes(cluster: &Cluster, open: &mut Vec<String>) {
         let resource = cluster.server.get("replicas", name);
         if resource.is_none_or(|r| r["spec"]["desireState"] != "running" || r["spec"]["nodeID"] != *node) {
             open.push(format!("the process of {name} is left on {node}"));
+        }
+    }
+}
+
+/// A device is where its volume is, or was when it came to rest; of one that nobody has had yet nothing is known.
+fn devices(cluster: &Cluster, open: &mut Vec<String>) {
+    let state = cluster.world.state();
+    for ((node, volume), device) in &state.devices {
+        let resource = cluster.server.get("volumes", volume).unwrap_or_default();
+        let users = cluster.asked_for(volume);
+        let owners: Vec<String> = engines(cluster, volume)
+            .iter()
+            .filter_map(|e| e["status"]["ownerID"].as_str().filter(|owner| !owner.is_empty()))
+            .map(str::to_owned)
+            .collect();
+        let rests_here = users.is_empty() && (owners.is_empty() || owners.contains(node));
+        if resource.is_null() || !users.contains(node) && !rests_here {
+            open.push(format!("the {device:?} of {volume} is left on {node}, which {users:?} use"));
+        }
+    }
+    for ((node, _), engine) in state.engines.iter().filter(|(_, engine)| engine.is_up()) {
+        let device = state.devices.get(&(node.clone(), engine.volume.clone()));
+        if device.is_none_or(|d| d.stay != engine.stay || d.birth != engine.birth) {
+            open.push(format!("{} is shown on {node} as {device:?}", engine.volume));
         }
     }
 }

@@ -38,8 +38,9 @@ const SEEDS: u64 = 16;
 const SABOTAGED: u64 = 60;
 
 /// What has to happen in the courses of the usual run: what does not tells nothing.
-const HAPPENS: [&str; 27] = [
+const HAPPENS: [&str; 29] = [
     "a copy was removed",
+    "a device that was left behind was taken away",
     "a disk could not be used",
     "a disk was replaced by an empty one",
     "a manager ended",
@@ -47,6 +48,7 @@ const HAPPENS: [&str; 27] = [
     "a migration was confirmed too early",
     "a migration was given up",
     "a node lost its power",
+    "a new stay began beside a device of an earlier one",
     "a node was cut off from the API server",
     "a node was cut off from the others",
     "a node was lost for good",

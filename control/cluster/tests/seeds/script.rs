@@ -180,7 +180,8 @@ impl Script {
         let Some(host) = state.hosts.get_mut(node) else { return };
         host.disks += 1;
         if for_good {
-            (host.gone, host.runs) = (true, false);
+            host.gone = true;
+            state.lose_power(node);
             state.count("a node was lost for good");
         } else {
             state.count("a disk was replaced by an empty one");
@@ -366,11 +367,7 @@ fn begin(fault: &Fault, cluster: &mut Cluster) {
         }
         Fault::Power(node) => {
             cluster.kill_manager(node);
-            let mut state = cluster.world.state();
-            state.end_processes(node);
-            if let Some(host) = state.hosts.get_mut(node) {
-                host.runs = false;
-            }
+            cluster.world.state().lose_power(node);
             "a node lost its power"
         }
         Fault::CutOff(node) => {

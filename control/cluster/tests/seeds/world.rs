@@ -34,6 +34,8 @@ pub(crate) struct State {
     pub(crate) engines: BTreeMap<Name, Engine>,
     pub(crate) replicas: BTreeMap<Name, Replica>,
     pub(crate) volumes: BTreeMap<String, Volume>,
+    /// By their nodes and volumes.
+    pub(crate) devices: BTreeMap<Name, Device>,
     /// What must not have happened, and did.
     pub(crate) wrongs: Vec<String>,
     /// How often what happened.
@@ -88,6 +90,15 @@ pub(crate) struct Copy {
 pub(crate) struct Replica {
     pub(crate) place: Place,
     pub(crate) uuid: String,
+}
+
+/// What a volume is shown as on a host. It outlives its engine.
+#[derive(Debug)]
+pub(crate) struct Device {
+    /// Of which stay of the volume there.
+    pub(crate) stay: String,
+    /// Which of the volumes of that name it shows.
+    pub(crate) birth: u64,
 }
 
 /// What a user knows of a volume.
@@ -176,6 +187,27 @@ impl State {
         let name = (node.to_owned(), name.to_owned());
         let is_it = self.engines.get(&name).is_some_and(|e| e.uuid == uuid);
         (is_it && !is_apart && there.runs).then_some(name)
+    }
+
+    /// An engine, or a relay, shows its volume on its node: under the device of its stay, if that is there still.
+    pub(crate) fn show(&mut self, node: &str, engine: &Engine) {
+        let place = (node.to_owned(), engine.volume.clone());
+        let new = Device { stay: engine.stay.clone(), birth: engine.birth };
+        let device = self.devices.entry(place).or_insert(new);
+        if device.birth != engine.birth || device.stay != engine.stay {
+            let what =
+                format!("{} is shown on {node} under {device:?}, which another one has left", engine.volume);
+            self.wrong(what);
+        }
+    }
+
+    /// A node has no power: devices go, too.
+    pub(crate) fn lose_power(&mut self, node: &str) {
+        self.end_processes(node);
+        self.devices.retain(|(at, _), _| at != node);
+        if let Some(host) = self.hosts.get_mut(node) {
+            host.runs = false;
+        }
     }
 
     /// All processes of a node end.
