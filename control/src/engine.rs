@@ -303,6 +303,11 @@ pub struct EngineStatus {
     pub relay_from: Option<Address>,
 }
 
+impl EngineStatus {
+    /// How [`Self::waiting_for`] begins of a volume that waits for nothing but to be shown: no request waits for that, and no command.
+    pub const HIDDEN: &str = "it is hidden";
+}
+
 /// A replica as its engine sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineReplica {

@@ -23,7 +23,6 @@ use control::host::{Root, VolumeRecord, read_key};
 use datapath::message::QUEUES_MAX;
 use lh_block::Address;
 
-pub(super) use face::HIDDEN;
 use queues::{DEPTH, UBLK_DEPTH_MIN};
 pub(super) use run::run;
 pub(super) use stay::{EndStayArgs, run as end_stay};

@@ -13,6 +13,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use control::engine::EngineStatus;
 use control::host::control_socket_beside;
 use control::proto::ptypes;
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
@@ -22,7 +23,6 @@ use tonic::transport::Channel;
 use tonic::{Request, Status};
 
 use super::as_longhorn::wrong;
-use super::controller::HIDDEN;
 use crate::arguments::unix_address;
 use crate::sentence::sentence;
 use crate::tell::tell;
@@ -95,8 +95,7 @@ async fn tell_waits(mut engine: Engine) -> Infallible {
         tokio::time::sleep(SILENCE).await;
         let Ok(answer) = engine.volume_get(()).await else { continue };
         let waits = answer.into_inner().waiting_for;
-        // No command waits for that.
-        let is_news = !waits.is_empty() && waits != told && !waits.starts_with(HIDDEN);
+        let is_news = !waits.is_empty() && waits != told && !waits.starts_with(EngineStatus::HIDDEN);
         if is_news {
             tell!("waiting: {waits}");
         }

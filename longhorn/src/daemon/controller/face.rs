@@ -60,9 +60,6 @@ pub(super) struct Shown {
     pub(super) ending: bool,
 }
 
-/// How what is said of a volume begins that waits for nothing but to be shown.
-pub(in crate::daemon) const HIDDEN: &str = "it is hidden";
-
 /// The handle behind the gRPC server.
 pub(super) struct Face {
     pub(super) volume: String,
@@ -95,7 +92,9 @@ impl EngineControl for Face {
             None if shown.ending => "what was written is being flushed".to_owned(),
             None if !status.open => "the replicas are being asked for what they hold".to_owned(),
             None if is_unfinished(&status.chain) => UNFINISHED.to_owned(),
-            None if shown.hidden => format!("{HIDDEN}: `longhornctl up {}` shows it again", self.volume),
+            None if shown.hidden => {
+                format!("{}: `longhornctl up {}` shows it again", EngineStatus::HIDDEN, self.volume)
+            }
             None if !up => format!("the frontend {} is being made", shown.frontend),
             None => String::new(),
         };
