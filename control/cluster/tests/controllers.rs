@@ -504,6 +504,27 @@ async fn what_was_on_a_burnt_down_node_is_forgotten_once_kubernetes_lacks_it() {
     cluster.wait("forgotten", |c| c.server.get("replicas", &lost).is_none()).await;
 }
 
+/// An epoch that is just being stored may have been judged by the replicas as they were before.
+#[tokio::test]
+async fn the_data_of_a_deleted_replica_goes_after_the_volume_tells_of_it() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 25).await;
+    cluster.attached_volume().await;
+    let of_n3 = |c: &Cluster| c.server.all("replicas").into_iter().find(|r| r["spec"]["nodeID"] == "n3");
+    let deleted = of_n3(&cluster).unwrap();
+    let [name, uid] = ["name", "uid"].map(|key| deleted["metadata"][key].as_str().unwrap().to_owned());
+    let directory = deleted["spec"]["dataDirectoryName"].as_str().unwrap().to_owned();
+    let has_data = |c: &Cluster| c.machine().directories.iter().any(|(_, found)| *found == directory);
+    cluster.server.fix("volumes", "demo");
+    cluster.server.delete("replicas", &name);
+    let stopped = |c: &Cluster| !c.machine().replicas.contains_key(&("n3".to_owned(), name.clone()));
+    cluster.wait("its process is stopped", stopped).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(has_data(&cluster), "the volume cannot tell of it");
+    cluster.server.fix("volumes", "another");
+    cluster.wait("its data is gone", |c| !has_data(c)).await;
+    assert_eq!(cluster.server.get("volumes", "demo").unwrap()["status"]["dataRemovedOf"], uid);
+}
+
 #[tokio::test]
 async fn a_replica_of_a_lost_node_goes_though_its_volume_is_gone() {
     let cluster = Cluster::new(&["n1"], 17).await;

@@ -41,6 +41,7 @@ const ADDED: &[(&str, &str)] = &[
     ("Replica", "status.mapKey"),
     ("Volume", "spec.ioTimeout"),
     ("Volume", "spec.quorum"),
+    ("Volume", "status.dataRemovedOf"),
     ("Volume", "status.epoch"),
     ("Volume", "status.epoch.counter"),
     ("Volume", "status.epoch.generation"),

@@ -319,6 +319,9 @@ pub struct VolumeStatus {
     /// The members that count, replaced only by an engine that knew the one before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub epoch: Option<EpochRecord>,
+    /// UID of the Replica whose data went last, or is about to.
+    #[serde(skip_serializing_if = "is_default")]
+    pub data_removed_of: String,
 }
 
 /// How far a clone is.

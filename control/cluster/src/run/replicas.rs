@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use kube::ResourceExt;
 use kube::api::ListParams;
+use serde_json::json;
 
 use super::cache::{OwnPod, instance_manager};
-use super::desk::{Done, ReconcileError};
+use super::desk::{Desk, Done, ReconcileError};
 use super::key::lay_key;
 use super::processes::{SOON, resource_of, tell_failure};
 use super::queue::Outcome;
@@ -179,18 +180,40 @@ async fn data(context: &Context, resource: &Replica) -> Done<Data> {
     if !all.iter().any(|r| r.uid() == resource.uid()) {
         return Err(ReconcileError::Stale);
     }
-    let others = match replica::fate(resource, volume.as_ref(), &all) {
-        Fate::Goes => return Ok(Data::Goes),
+    let goes = match replica::fate(resource, volume.as_ref(), &all) {
+        Fate::Goes => true,
         Fate::Unasked => return Ok(Data::IsNobodys),
-        Fate::After(others) => others,
+        Fate::After(others) => is_one_readable(desk, &others).await?,
     };
-    for other in others {
-        let node = desk.api::<Node>().get_opt(&other.spec.node_id).await?;
-        if node.is_some_and(|node| node::is_readable(&node, &other.spec.disk_id)) {
-            return Ok(Data::Goes);
+    if goes && let Some(volume) = volume {
+        announce_removal(desk, &volume, resource).await?;
+    }
+    Ok(if goes { Data::Goes } else { Data::Stays })
+}
+
+async fn is_one_readable(desk: &Desk, replicas: &[&Replica]) -> Done<bool> {
+    for replica in replicas {
+        let node = desk.api::<Node>().get_opt(&replica.spec.node_id).await?;
+        if node.is_some_and(|node| node::is_readable(&node, &replica.spec.disk_id)) {
+            return Ok(true);
         }
     }
-    Ok(Data::Stays)
+    Ok(false)
+}
+
+/// Changes the volume as it was read for the judgement, or fails. An epoch that is just being stored was perhaps judged by the replicas as
+/// they were before this one was deleted, and may count none but this one: whichever of the two writes comes second is refused, and
+/// that one's judgement begins anew.
+async fn announce_removal(desk: &Desk, volume: &Volume, replica: &Replica) -> Done {
+    let uid = replica.uid().unwrap_or_default();
+    if volume.status.as_ref().is_some_and(|status| status.data_removed_of == uid) {
+        return Ok(());
+    }
+    let patch = json!({
+        "metadata": { "resourceVersion": volume.resource_version() },
+        "status": { "dataRemovedOf": uid },
+    });
+    desk.patch_status::<Volume>(&volume.name_any(), patch).await
 }
 
 /// Tells people why a deleted replica stays.
@@ -256,6 +279,63 @@ fn disk_trouble(context: &Context, replica: &Replica) -> Option<String> {
         Some(disk) => {
             let ready = disk.conditions.get_condition(node::READY)?;
             (!ready.is_true()).then(|| ready.message.clone())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http::{Request, Response};
+    use kube::client::Body;
+
+    use super::*;
+    use crate::api::{VolumeSpec, VolumeStatus};
+
+    /// An API server at which the volume is at version 8 by now.
+    fn newer() -> Desk {
+        let server = tower::service_fn(|request: Request<Body>| async {
+            let bytes = request.into_body().collect_bytes().await.unwrap();
+            let patch: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+            let version = &patch["metadata"]["resourceVersion"];
+            let (code, answer) = match version.is_null() || version == "8" {
+                true => (200, json!(Volume::new("demo", VolumeSpec::default()))),
+                false => {
+                    let refusal = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                        "code": 409, "reason": "Conflict", "message": "the object has been modified" });
+                    (409, refusal)
+                }
+            };
+            let body = Body::from(answer.to_string().into_bytes());
+            Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap())
+        });
+        let client = kube::Client::new(server, "longhorn-system");
+        Desk::new(client.into(), "longhorn-system", "n1", super::super::Clock::default())
+    }
+
+    #[tokio::test]
+    async fn a_removal_that_was_judged_by_an_older_volume_is_judged_anew() {
+        let replica = |uid: &str| {
+            let mut replica = Replica::new("a", ReplicaSpec::default());
+            replica.metadata.uid = Some(uid.to_owned());
+            replica
+        };
+        let volume = |version: &str, announced: &str| {
+            let status = VolumeStatus { data_removed_of: announced.to_owned(), ..VolumeStatus::default() };
+            let mut volume = Volume { status: Some(status), ..Volume::new("demo", VolumeSpec::default()) };
+            volume.metadata.resource_version = Some(version.to_owned());
+            volume
+        };
+        let cases = [
+            ("as it was read", volume("8", ""), true),
+            ("an epoch was stored since", volume("7", ""), false),
+            ("another one's removal was announced", volume("7", "of another"), false),
+            ("announced by an attempt before", volume("7", "of a"), true),
+        ];
+        for (what, volume, goes) in cases {
+            let done = announce_removal(&newer(), &volume, &replica("of a")).await;
+            assert!(matches!((done, goes), (Ok(()), true) | (Err(ReconcileError::Stale), false)), "{what}");
         }
     }
 }
