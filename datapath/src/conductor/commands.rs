@@ -78,7 +78,7 @@ impl Conductor {
     }
 
     fn add_replica(&mut self, id: CommandId, config: &ReplicaConfig) -> Result<(), CommandError> {
-        lh_block::check_name("replica", &config.name)?;
+        lh_block::check_process_name("replica", &config.name)?;
         if self.find(&config.name).is_ok() {
             return Err(CommandError::Exists(format!("replica {}", config.name)));
         }

@@ -60,6 +60,20 @@ fn two_of_four_that_hang_are_not_put_out_after_two_were_added() {
     assert_eq!(world.mode(4), Mode::Rw);
 }
 
+/// The names of replicas are those of volumes, 64 characters at most, and a suffix.
+#[test]
+fn a_replica_of_a_volume_with_the_longest_name_can_be_added() {
+    let mut world = World::new(7, Plan { replicas: 2, ..plan(Quorum::Any) });
+    world.run_until("the volume opens", World::is_open);
+    let name = format!("{}-r-0a1b2c3d", "v".repeat(64));
+    world.is_given(&name);
+    assert_eq!(world.asks(add(&name)), Ok(()));
+    let members = |w: &mut World| w.status().epoch.is_some_and(|e| e.members.contains(&name));
+    world.run_until("it is a member", members);
+    assert!(matches!(world.asks(add(&"v".repeat(81))), Err(CommandError::Name(_))));
+    world.settle();
+}
+
 /// Two of four would be no majority: nobody could become a member any more, and no engine start.
 #[test]
 fn a_majority_takes_another_replica_only_as_long_as_it_stays_one() {
