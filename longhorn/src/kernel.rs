@@ -9,6 +9,7 @@ use iscsi_frontend::initiator;
 
 use crate::arguments::Frontend;
 use crate::device_names::{keeper_socket, nbd_identifier, target_name, ublk_owner};
+use crate::search_path::search_path;
 
 /// Frontends that make a device, best first.
 pub(crate) const DEVICES: [Frontend; 4] = [Frontend::Ublk, Frontend::Nbd, Frontend::Iscsi, Frontend::Fuse];
@@ -70,8 +71,12 @@ pub(crate) fn load(frontend: Frontend) {
     };
     if missing(frontend).is_some() {
         // Where there is no modprobe or no module, the frontend stays missing, and that is told.
-        let _ =
-            Command::new("modprobe").args(["-q", module]).stdin(Stdio::null()).stderr(Stdio::null()).status();
+        let _ = Command::new("modprobe")
+            .env("PATH", search_path())
+            .args(["-q", module])
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
     }
 }
 

@@ -13,5 +13,6 @@ mod mounts;
 mod next_step;
 mod progress;
 mod reader;
+mod search_path;
 mod sentence;
 mod tell;

@@ -16,6 +16,7 @@ use super::observe::observe;
 use super::output::{print, print_json};
 use super::{Context, interrupt};
 use crate::mounts::mount_of;
+use crate::search_path::search_path;
 
 /// How long a cluster may take: a large file system that was never trimmed takes minutes.
 const PATIENCE: Duration = Duration::from_secs(3600);
@@ -83,6 +84,7 @@ async fn on_this_host(context: &Context, record: &VolumeRecord) -> Result<()> {
 async fn fstrim(mount_point: &Path) -> Result<Output> {
     let held = interrupt::hold();
     let child = Command::new("fstrim")
+        .env("PATH", search_path())
         .arg("--verbose")
         .arg(mount_point)
         .stdout(Stdio::piped())
