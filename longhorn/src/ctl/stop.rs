@@ -64,6 +64,10 @@ pub(super) async fn stop(
     // A volume of this name that is up under another root has a device of its own.
     let live = LiveDirs::default();
     let is_elsewhere = matches!(live.check_free(volume, root), Err(LiveError::Elsewhere { .. }));
+    // Where the manager died, too, the next one brings the engine back, and with it an answer to whoever waits at the device.
+    if !is_elsewhere && has_processes(root, record)? {
+        Manager::ensure(root).await?;
+    }
     let users = match is_elsewhere {
         true => Users::Keep,
         false => without_engine(root, record, progress).await?,
