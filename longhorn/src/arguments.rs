@@ -9,6 +9,8 @@ use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use lh_block::{Address, NameError};
 
+use crate::tell::tell;
+
 /// Where everything lies unless `--root` or `LONGHORN_ROOT` says otherwise.
 pub const DEFAULT_ROOT: &str = "/var/lib/longhorn";
 
@@ -46,6 +48,16 @@ pub fn parse<P: clap::Parser>() -> Result<P, clap::Error> {
             Some((name, false)) => program.error(ErrorKind::InvalidValue, of_variable(&e, &name)),
         }
     })
+}
+
+/// Ends the process with what is to say of its command line: help, the version, or what is wrong. Help that is asked for is a
+/// result, and one that nobody is given has failed.
+pub fn end(e: &clap::Error) -> ! {
+    let printed = e.print();
+    let unread = printed.err().filter(|why| !e.use_stderr() && why.kind() != std::io::ErrorKind::BrokenPipe);
+    let Some(why) = unread else { std::process::exit(e.exit_code()) };
+    tell!("error: standard output takes nothing: {why}");
+    std::process::exit(1)
 }
 
 /// The variable from which the option that is complained of has its value, and whether that is empty.
@@ -351,10 +363,15 @@ impl Listen {
 /// # Errors
 /// Not an address, nor a name of this host.
 pub fn listen_address(text: &str) -> Result<Listen, String> {
-    if let Some(port) = text.strip_prefix(':').filter(|port| port.parse::<u16>().is_ok()) {
-        return Err(format!(
-            "{text:?} is a port without an address: write 127.0.0.1:{port} for this host alone, or the address at which others reach it"
-        ));
+    // A number alone would be an address, too: 10809 is 0.0.42.57.
+    let port = text.strip_prefix(':').unwrap_or(text);
+    if !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(match port.parse::<u16>() {
+            Ok(port) => format!(
+                "{text:?} is a port without an address: write 127.0.0.1:{port} for this host alone, or the address at which others reach it"
+            ),
+            Err(_) => format!("{text:?} is not ADDRESS[:PORT]: ports end at {}", u16::MAX),
+        });
     }
     let no_address = || format!("{text:?} has no address");
     if let Ok(mut found) = text.to_socket_addrs() {
@@ -407,7 +424,10 @@ mod tests {
         assert_eq!(parsed("[::1]:7"), "[::1]:7");
         assert_eq!(parsed("[::1]"), "[::1]:10809");
         assert!(listen_address("no such host").is_err());
-        assert!(listen_address(":65533").unwrap_err().contains("write 127.0.0.1:65533"));
+        for port in [":65533", "65533"] {
+            assert!(listen_address(port).unwrap_err().contains("write 127.0.0.1:65533"), "{port}");
+        }
+        assert!(listen_address("65536").unwrap_err().contains("65535"), "it is no address either");
         assert!(listen_address("127.0.0.1:99999").is_err());
     }
 

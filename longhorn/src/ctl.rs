@@ -1,5 +1,5 @@
 //! `longhornctl`: volumes for people. Results go to standard output, progress and errors to standard error; the exit
-//! status is 0 if it was done, 1 if it failed, 2 if the command line was wrong, 130 or 143 if it was interrupted.
+//! status is 0 if it was done, 1 if it failed, 2 if the command line was wrong, 130, 143 or 129 if it was interrupted.
 
 mod activity;
 mod adopt;
@@ -59,7 +59,7 @@ pub use args::Program;
 pub use observe::{ReplicaView, VolumeView};
 pub use snapshot_view::SnapshotView;
 
-use crate::arguments::{DEFAULT_ROOT, ROOT_VARIABLE, parse};
+use crate::arguments::{DEFAULT_ROOT, ROOT_VARIABLE, end, parse};
 use crate::next_step;
 use crate::sentence::sentence;
 use crate::tell::tell;
@@ -82,7 +82,7 @@ pub fn main() -> ExitCode {
     let program = parse::<Program>().unwrap_or_else(|e| match e.kind() {
         // With a root in the environment there is an argument, and clap shows no help by itself.
         ErrorKind::MissingSubcommand => show_help(&e),
-        _ => e.exit(),
+        _ => end(&e),
     });
     match run(program) {
         Ok(()) => ExitCode::SUCCESS,

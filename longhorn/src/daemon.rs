@@ -36,7 +36,7 @@ pub(crate) use front::can_be_had;
 pub use replica::ReplicaArgs;
 pub(crate) use replica::{keep_from_others, layer};
 
-use crate::arguments::{DEFAULT_ROOT, ROOT_VARIABLE, parse, root_path};
+use crate::arguments::{DEFAULT_ROOT, ROOT_VARIABLE, end, parse, root_path};
 use crate::sentence::sentence;
 use crate::tell::tell;
 
@@ -141,7 +141,7 @@ pub fn main() -> ExitCode {
         tell!("error: the program cannot be started: {e}");
         return ExitCode::FAILURE;
     }
-    let program = parse::<Program>().unwrap_or_else(|e| e.exit());
+    let program = parse::<Program>().unwrap_or_else(|e| end(&e));
     let logging = logging::start(program.debug);
     let result = run(program);
     drop(logging);

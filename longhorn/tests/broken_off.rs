@@ -5,9 +5,10 @@ mod host;
 mod stopped;
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
@@ -15,7 +16,7 @@ use control::proto::imrpc::{ProcessCreateRequest, ProcessDeleteRequest, ProcessS
 use host::{Host, has_ended, is_healthy, kill_9, pid, signal, until};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::Signal;
-use nix::sys::stat::{Mode, SFlag, major, mknod};
+use nix::sys::stat::{Mode, SFlag, major, minor, mknod};
 use replica::store::SnapshotView;
 use serde_json::Value;
 use stopped::stand_still;
@@ -174,6 +175,66 @@ fn an_engine_that_is_started_again_is_waited_for() {
     let tree = host.ok(&["snapshot", "tree", volume]);
     assert!(tree.contains("one") && tree.contains("two"), "{tree}");
     host.ok(&["down", volume]);
+}
+
+/// Requests wait at a device whose engine died, and its manager as well: the next manager brings the engine back, and who uses the
+/// device is not made to fail by a `down` that would have been refused.
+#[test]
+fn who_waits_for_an_engine_that_can_come_is_not_failed_by_a_down() {
+    let Some(host) = Host::new("waiting") else { return };
+    let volume = host.volume.as_str();
+    if !Path::new("/dev/fuse").exists() || !Path::new("/dev/loop-control").exists() {
+        eprintln!("SKIP who_waits_for_an_engine: this host has no FUSE or no loop devices");
+        return;
+    }
+    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "fuse"]);
+    let device = Path::new("/dev/longhorn").join(volume);
+    let user = File::open(&device).unwrap();
+    let stat = format!(
+        "/sys/dev/block/{}:{}/stat",
+        major(user.metadata().unwrap().rdev()),
+        minor(user.metadata().unwrap().rdev())
+    );
+    let engine = pid(&healthy(&host)["engine_pid"]);
+    let manager = fs::read_to_string(host.path("run/instance-manager.lock")).unwrap();
+    let manager: i32 = manager.lines().next().unwrap().parse().unwrap();
+    for process in [manager, engine] {
+        kill_9(process);
+        until("it has ended", || has_ended(process));
+    }
+    let of = format!("of={}", device.display());
+    let mut writer = Command::new("dd")
+        .args(["if=/dev/zero", &of, "bs=4096", "count=1", "oflag=direct"])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    until("its request waits", || fs::read_to_string(&stat).unwrap().split_whitespace().nth(8) != Some("0"));
+    host.refused(&["down", volume], "is in use");
+    assert!(writer.wait().unwrap().success(), "its request was answered");
+    drop(user);
+    host.ok(&["down", volume]);
+}
+
+/// As when its terminal is closed, or the connection to it breaks.
+#[test]
+fn a_command_that_loses_its_terminal_says_what_is_left_and_takes_back_what_it_began() {
+    let Some(host) = Host::new("terminal") else { return };
+    let volume = host.volume.as_str();
+    let up = ["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"];
+    let mut begun = host.command(&up).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(begun.stderr.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert_eq!(line.trim(), "starting the replicas");
+    signal(i32::try_from(begun.id()).unwrap(), Signal::SIGHUP);
+    said.read_to_string(&mut line).unwrap();
+    assert_eq!(begun.wait().unwrap().code(), Some(129), "{line}");
+    // What was begun is not there any more, or goes on to its end.
+    let list = host.ok(&["ls"]);
+    match line.contains("taking back") {
+        true => assert!(!list.contains(volume), "{line}{list}"),
+        false => assert!(line.contains("goes on") && list.contains(volume), "{line}{list}"),
+    }
 }
 
 /// Two commands may start a manager at once. The one whose manager finds another in its place waits for that one.

@@ -342,6 +342,7 @@ fn wrong_command_lines_end_with_2_and_say_what_is_right() {
         (&["up", "x", "--size", "-1"], "\"-1\" is not a size"),
         (&["resize", "demo", "-1"], "\"-1\" is not a size"),
         (&["up", "x", "--size=1GiB", "--listen", ":65533"], "write 127.0.0.1:65533"),
+        (&["up", "x", "--size=1GiB", "--listen", "65533"], "write 127.0.0.1:65533"),
         (&["up", "--size=1GiB", "--", "../x"], "name"),
         (&["up", "--size=1GiB", "--", ""], "name"),
         (&["up"], "--all"),
@@ -505,6 +506,25 @@ fn what_cannot_be_done_ends_with_1_and_one_sentence() {
         assert!(refused.stdout.is_empty(), "{args:?}");
     }
     assert_eq!(VolumeRecord::list(&root).unwrap(), ["demo"]);
+}
+
+/// A little more than a GiB is no GiB where it matters.
+#[test]
+fn a_size_that_is_refused_is_told_beside_the_one_that_there_is() {
+    let (_dir, root) = root_with_a_volume();
+    let mut record = VolumeRecord::load(&root, "demo").unwrap();
+    record.size = 1028 << 20;
+    record.store(&root).unwrap();
+    for args in [
+        &["resize", "demo", "1GiB"][..],
+        &["up", "demo", "--size", "1GiB"],
+        &["up", "demo", "--size", "2GiB"],
+    ] {
+        let refused = ctl(&root, args);
+        let said = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.contains("volume demo has 1028 MiB"), "{args:?}: {said}");
+    }
 }
 
 /// A file system in memory; gone with its drop.
@@ -673,6 +693,26 @@ fn nobody_has_to_read_what_is_said() {
         assert_eq!(unread(&root, args), Some(status), "{args:?}");
     }
     assert!(VolumeRecord::list(&root).unwrap().is_empty(), "its removal went on to its end");
+}
+
+/// Help is a result as any other is.
+#[test]
+fn help_that_nobody_is_given_has_failed() {
+    for (program, args) in [
+        (CTL, &["--help"][..]),
+        (CTL, &["--version"]),
+        (CTL, &["up", "-h"]),
+        (PROGRAM, &["replica", "--help"]),
+    ] {
+        let told = |stdout: Stdio| Command::new(program).args(args).stdout(stdout).output().unwrap();
+        let full = told(fs::File::options().write(true).open("/dev/full").unwrap().into());
+        assert_eq!(full.status.code(), Some(1), "{args:?}");
+        assert!(text(&full.stderr).starts_with("error: standard output takes nothing"), "{args:?}");
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let unread = told(writer.into());
+        assert_eq!((unread.status.code(), unread.stderr.len()), (Some(0), 0), "{args:?}");
+    }
 }
 
 #[test]

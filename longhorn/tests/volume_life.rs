@@ -112,6 +112,42 @@ fn up_snapshot_down_rm() {
     assert_eq!(std::fs::read_dir(host.dir.path().join("replicas")).unwrap().count(), 0);
 }
 
+/// Of the longest name that a volume may have, replicas and an engine have longer ones.
+#[test]
+fn a_volume_may_have_the_longest_name() {
+    let Some(mut host) = Host::new("longest-") else { return };
+    host.volume = format!("{:x<64}", host.volume);
+    let volume = host.volume.as_str();
+    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    let added = host.ok(&["replica", "add", volume]).trim().to_owned();
+    assert_eq!(host.wait("two replicas", is_healthy)["replicas"][1]["name"], added.as_str());
+    host.ok(&["replica", "rebuild", volume, &added]);
+    host.ok(&["replica", "rm", volume, &added]);
+    host.ok(&["down", volume]);
+}
+
+/// A name that was made up nobody could find again among others.
+#[test]
+fn what_was_made_is_named_also_where_its_name_cannot_be_printed() {
+    let Some(host) = Host::new("unnamed") else { return };
+    let volume = host.volume.as_str();
+    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    for (args, list, has) in [
+        (["snapshot", "create", volume], ["snapshot", "ls", volume], "was taken"),
+        (["replica", "add", volume], ["replica", "ls", volume], "is in sync"),
+    ] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let done = host.command(&args).stdout(full).output().unwrap();
+        let said = String::from_utf8(done.stderr).unwrap();
+        assert_eq!(done.status.code(), Some(1), "{said}");
+        let made: Value = serde_json::from_str(&host.ok(&[&["-o", "json"], &list[..]].concat())).unwrap();
+        let name = made.as_array().unwrap().last().unwrap()["name"].as_str().unwrap().to_owned();
+        let told = said.lines().last().unwrap();
+        assert!(told.contains(&name) && told.contains(has), "{name}: {said}");
+    }
+    host.ok(&["down", volume]);
+}
+
 #[test]
 fn whatever_dies_comes_back() {
     let Some(host) = Host::new("deaths") else { return };

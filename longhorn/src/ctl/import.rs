@@ -12,7 +12,7 @@ use replica::store::SnapshotView;
 
 use super::args::Output;
 use super::observe::observe;
-use super::output::{counted, print_json};
+use super::output::{counted, exact_size, print_json};
 use super::{Context, damaged, interrupt, lock, place, same_backing};
 use crate::tell::tell;
 
@@ -46,9 +46,9 @@ pub(super) async fn run(context: &Context, mut record: VolumeRecord, directories
             bail!(
                 "{} holds {} and {} {}: replicas of one volume have one size",
                 record.replicas[0].directory.display(),
-                format_size(record.size),
+                exact_size(record.size),
                 directory.display(),
-                format_size(size)
+                exact_size(size)
             );
         }
         record.size = size;

@@ -1,7 +1,7 @@
-//! SIGINT and SIGTERM while a command runs.
+//! SIGINT, SIGTERM and SIGHUP while a command runs.
 //!
 //! A command that is interrupted takes its progress off the terminal, says what it leaves and what goes on without it, and ends
-//! with the status that shells give for the signal: 130, 143. Most have nothing to take back: a volume's processes are
+//! with the status that shells give for the signal: 130, 143, 129. Most have nothing to take back: a volume's processes are
 //! its manager's, and what an engine was asked for it does to the end. Those that have something hold the signal up
 //! ([`hold`]) and look for it themselves; a second signal ends them where they are.
 
@@ -16,6 +16,7 @@ use nix::sys::signal::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
 use super::args::{Command, DownArgs, ReplicaCommand, SnapshotCommand};
+use super::output::exact_size;
 use crate::{next_step, progress};
 
 /// How often a command that holds the signal up looks for it.
@@ -45,16 +46,19 @@ fn hear(hears: Sender<()>) -> io::Result<()> {
     runtime.block_on(async {
         let ignored = ignored(&fs::read_to_string("/proc/self/status").unwrap_or_default());
         let stream = |signal: Signal| {
-            // In the background of a script SIGINT is ignored, and stays so.
+            // In the background of a script SIGINT is ignored, under nohup SIGHUP, and stays so.
             let is_ignored = ignored >> (signal as i32 - 1) & 1 == 1;
             (!is_ignored).then(|| unix::signal(SignalKind::from_raw(signal as i32))).transpose()
         };
         let (mut interrupt, mut terminate) = (stream(Signal::SIGINT)?, stream(Signal::SIGTERM)?);
+        // Of a terminal that was closed, or a connection that broke.
+        let mut hang_up = stream(Signal::SIGHUP)?;
         drop(hears);
         loop {
             tokio::select! {
                 () = next(&mut interrupt) => take(Signal::SIGINT),
                 () = next(&mut terminate) => take(Signal::SIGTERM),
+                () = next(&mut hang_up) => take(Signal::SIGHUP),
             }
         }
     })
@@ -216,11 +220,9 @@ pub(super) fn left_by_down(down: &DownArgs) -> String {
     }
 }
 
-/// A size as the command line takes it, as short as it can be told exactly.
+/// A size as the command line takes it, in one word.
 pub(super) fn written_size(size: u64) -> String {
-    let short = lh_block::format_size(size).replace(' ', "");
-    let is_exact = lh_block::parse_size(&short) == Ok(size);
-    if is_exact { short } else { size.to_string() }
+    exact_size(size).replace(' ', "")
 }
 
 fn left_by_snapshot(command: &SnapshotCommand) -> String {

@@ -251,7 +251,9 @@ async fn told(context: &Context, record: &VolumeRecord, name: &str, sentence: &s
         return print_json(&replica);
     }
     tell!("{sentence}");
+    // A name that was made up nobody else knows.
     print(&format!("{name}\n"))
+        .with_context(|| format!("replica {name} of volume {} is in sync", record.name))
 }
 
 #[cfg(test)]

@@ -37,6 +37,14 @@ pub(super) fn counted(number: usize, what: &str) -> String {
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
+/// A size with nothing left out, in the largest unit in which it is a whole number: `1028 MiB`. For what is compared, or asked for:
+/// one that is rounded may say that a volume has the size that it has not.
+pub(super) fn exact_size(bytes: u64) -> String {
+    let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let whole = units.into_iter().find(|(_, shift)| bytes != 0 && bytes.is_multiple_of(1 << shift));
+    whole.map_or_else(|| format!("{bytes} B"), |(unit, shift)| format!("{} {unit}", bytes >> shift))
+}
+
 /// Prints a table.
 pub(super) fn print_table(table: &Table) -> Result<()> {
     print(&table_text(table))
@@ -83,6 +91,15 @@ mod tests {
         let failed = |kind: io::ErrorKind| written(Err(kind.into()));
         assert!(failed(io::ErrorKind::BrokenPipe).is_ok());
         assert!(failed(io::ErrorKind::StorageFull).is_err());
+    }
+
+    #[test]
+    fn a_size_that_is_compared_is_not_rounded() {
+        let told: Vec<String> = [1 << 30, 1028 << 20, 3 << 29, 1 << 40, 4096, 512, 0].map(exact_size).into();
+        assert_eq!(told, ["1 GiB", "1028 MiB", "1536 MiB", "1 TiB", "4 KiB", "512 B", "0 B"]);
+        for size in [4096, 1028 << 20, (1 << 40) + 4096] {
+            assert_eq!(lh_block::parse_size(&exact_size(size)), Ok(size), "as the command line takes it");
+        }
     }
 
     #[test]

@@ -7,13 +7,12 @@ use anyhow::{Context as _, Result, bail};
 use control::host::VolumeRecord;
 use control::proto::ptypes;
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
-use lh_block::format_size;
 
 use super::Context;
 use super::args::Output;
 use super::engine::{answer, reach, with_engine};
 use super::observe::observe;
-use super::output::print_json;
+use super::output::{exact_size, print_json};
 use crate::tell::tell;
 
 /// How long the device may take to become as large as its volume: the engine tells the kernel when it has answered.
@@ -29,7 +28,7 @@ pub(super) async fn run(context: &Context, volume: &str, size: u64) -> Result<()
     if size < now {
         bail!(
             "volume {volume} has {} and never shrinks: make a smaller volume and copy what it is to hold",
-            format_size(now)
+            exact_size(now)
         );
     }
     with_engine(context, volume, async |record, progress| {
@@ -57,7 +56,7 @@ pub(super) async fn run(context: &Context, volume: &str, size: u64) -> Result<()
     if context.output == Output::Json {
         return print_json(&view);
     }
-    tell!("{volume} has {}", format_size(size));
+    tell!("{volume} has {}", exact_size(size));
     if let Some(device) = &view.device {
         tell!(
             "\nA file system on it grows with:   resize2fs {device}   (ext4), or xfs_growfs MOUNTPOINT (XFS)"
@@ -74,8 +73,8 @@ async fn wait_for_device(volume: &str, device: &str, size: u64) -> Result<()> {
             Some(now) if now < size && tokio::time::Instant::now() > deadline => bail!(
                 "volume {volume} has {} now, and {device} still {}: this kernel lets no device of that kind grow while it is \
                  used (ublk needs Linux 6.16). `longhornctl down {volume}` and `longhornctl up {volume}` show all of it",
-                format_size(size),
-                format_size(now)
+                exact_size(size),
+                exact_size(now)
             ),
             Some(now) if now < size => tokio::time::sleep(LOOK).await,
             _ => return Ok(()),

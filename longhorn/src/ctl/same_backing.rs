@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use lh_block::format_size;
 use replica::store::{BackingDifference, BackingFile};
 
+use super::output::exact_size;
 use crate::progress::Progress;
 
 /// What to do where they differ.
@@ -30,8 +30,8 @@ pub(super) fn check(directories: &[PathBuf]) -> Result<()> {
             None => {}
             Some(BackingDifference::Length(a, b)) => bail!(
                 "the backing files {one} ({}) and {two} ({}) differ: {NEXT}",
-                format_size(a),
-                format_size(b)
+                exact_size(a),
+                exact_size(b)
             ),
             Some(BackingDifference::Byte(at)) => {
                 bail!("the backing files {one} and {two} differ from byte {at} on: {NEXT}")

@@ -57,13 +57,15 @@ pub(super) async fn create(context: &Context, volume: &str, new: NewSnapshot) ->
             refused.with_context(|| format!("no snapshot of volume {volume} was taken"))?.into_inner().name
         }
     };
-    match context.output {
+    let printed = match context.output {
         Output::Table => print(&format!("{name}\n")),
         Output::Json => {
             let made = snapshots(context, &record).await?.into_iter().find(|s| s.name == name);
             print_json(&made)
         }
-    }
+    };
+    // Nobody else knows a name that was made up.
+    printed.with_context(|| format!("snapshot {name} of volume {volume} was taken"))
 }
 
 /// Why there is no other snapshot of that name, and what to do.

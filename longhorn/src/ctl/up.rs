@@ -17,7 +17,7 @@ use super::args::{Output, UpArgs};
 use super::interrupt::written_size;
 use super::manager::Manager;
 use super::observe::{VolumeView, ask_engine, connect_engine, is_for_this_host};
-use super::output::{counted, print, print_json};
+use super::output::{counted, exact_size, print, print_json};
 use super::start::{frontend_of, start, wait_until_usable};
 use super::{delete, engine, grown, interrupt, lock, room, stop};
 use crate::arguments::{Checksum, Frontend, Quorum};
@@ -150,12 +150,12 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
     match args.size {
         Some(size) if size > record.size => bail!(
             "volume {volume} has {}: `longhornctl resize {volume} {}` makes it larger",
-            format_size(record.size),
+            exact_size(record.size),
             written_size(size)
         ),
         Some(size) if size < record.size => bail!(
             "volume {volume} has {} and never shrinks: leave --size out to start it, or make another volume",
-            format_size(record.size)
+            exact_size(record.size)
         ),
         _ => {}
     }
