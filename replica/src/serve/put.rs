@@ -164,9 +164,14 @@ impl Server {
     fn put_changed(&mut self, id: RequestId) {
         let slot = self.requests.get(id);
         let Work::Put(put) = &mut slot.work else { return };
+        // Another image may have brought the layer its map since this one was planned.
+        if put.plan.needs_map && self.store.has_zero_map(put.plan.layer) && slot.failure.is_none() {
+            put.plan.needs_map = false;
+            slot.failure = self.store.reserve_marks(&put.plan).err().map(|e| note(&self.status, &e));
+        }
         if slot.failure.is_some() {
             self.put_report(id);
-        } else if std::mem::take(&mut put.plan.needs_map) {
+        } else if put.plan.needs_map {
             self.mapless.push_back(id);
             if self.mapless.len() == 1 {
                 self.make_zero_map();
@@ -206,10 +211,8 @@ impl Server {
             let slot = self.requests.get(id);
             let Work::Put(put) = &slot.work else { continue };
             if *layer.get_or_insert(put.plan.layer) == put.plan.layer {
-                slot.failure = failure.clone().or_else(|| {
-                    let reserved = self.store.reserve_marks(&put.plan);
-                    reserved.err().map(|e| note(&self.status, &e))
-                });
+                let lacks_map = !self.store.has_zero_map(put.plan.layer);
+                slot.failure = failure.clone().or_else(|| lacks_map.then_some(Failure::Io));
                 self.put_changed(id);
             } else {
                 self.mapless.push_back(id);

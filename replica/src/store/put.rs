@@ -31,7 +31,8 @@ pub struct PutPlan {
     pub changed: u32,
     /// [`super::Directory::mark_zeroes`] and then [`Store::marked`] come before the report.
     pub needs_mark: bool,
-    /// [`super::Directory::make_zero_map`] and then [`Store::attach_zero_map`] come before the report.
+    /// [`super::Directory::make_zero_map`], [`Store::attach_zero_map`] and [`Store::reserve_marks`] come before the report; if another
+    /// plan has brought the layer its map meanwhile ([`Store::has_zero_map`]), the last of these alone.
     pub needs_map: bool,
 }
 
@@ -124,7 +125,15 @@ impl Store {
         Ok(MapPage { ranges, next: (end < rest.end()).then_some(end), total: None })
     }
 
-    /// Gives a layer the zero map that [`super::Directory::make_zero_map`] made.
+    /// The layer has a zero map: all layers have, but for snapshots that came with an import.
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    pub fn has_zero_map(&self, layer: LayerNo) -> bool {
+        self.at(layer).zero.is_some()
+    }
+
+    /// Gives a layer that has none yet the zero map that [`super::Directory::make_zero_map`] made.
     pub fn attach_zero_map(&mut self, map: super::NewZeroMap) {
         if let Some(layer) = self.layers.iter_mut().find(|l| l.name.as_deref() == Some(&map.layer)) {
             layer.zero.get_or_insert(map.zero);
