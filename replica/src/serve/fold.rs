@@ -5,6 +5,7 @@
 //! and the claim waits for those that had begun (`docs/invariants.md`, 3). Reads go on.
 
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use lh_block::Extent;
@@ -59,10 +60,7 @@ impl Server {
         let result = plan.and_then(|plan| {
             let gone = || Failure::Refused("the snapshot is gone".into());
             let mut fold = Fold::new(&self.store, plan).ok_or_else(gone)?;
-            if self.folder.thread.is_none() {
-                let thread = FoldThread::start(self.status.bell()).map_err(|e| note(&self.status, &e))?;
-                self.folder.thread = Some(thread);
-            }
+            self.start_fold_thread().map_err(|e| note(&self.status, &e))?;
             if self.held.is_some() || self.stopping {
                 return Err(Failure::Refused("the directory is being closed".into()));
             }
@@ -237,8 +235,11 @@ impl Server {
     }
 
     fn fold_worked(&mut self, work: FoldWork) {
+        if work.is_closing() {
+            return self.closed_elsewhere();
+        }
         let now = self.now();
-        let Some(run) = self.folder.run.as_mut().filter(|_| !work.is_closing()) else { return };
+        let Some(run) = self.folder.run.as_mut() else { return };
         run.waits = Waits::Nothing;
         let result = run.fold.worked(&mut self.store, work);
         let copied = run.fold.moved().0;
@@ -330,9 +331,35 @@ impl Server {
         }
     }
 
-    fn close_elsewhere(&mut self, file: Arc<std::fs::File>) {
-        if let Some(thread) = &mut self.folder.thread {
-            thread.send(FoldWork::closing(file));
+    fn start_fold_thread(&mut self) -> io::Result<()> {
+        if self.folder.thread.is_none() {
+            self.folder.thread = Some(FoldThread::start(self.status.bell())?);
+        }
+        Ok(())
+    }
+
+    /// Lets go of a layer's file on the thread for what takes long. One that has a name, or goes on being used, is closed at once.
+    pub(super) fn close_elsewhere(&mut self, file: Arc<std::fs::File>) {
+        if file.metadata().is_ok_and(|stat| stat.nlink() > 0) {
+            return;
+        }
+        match self.start_fold_thread() {
+            Ok(()) => {
+                if let Some(thread) = &mut self.folder.thread {
+                    self.folder.closing += 1;
+                    thread.send(FoldWork::closing(file));
+                }
+            }
+            Err(e) => tracing::warn!("a layer that is gone gives its space back while requests wait: {e}"),
+        }
+    }
+
+    fn closed_elsewhere(&mut self) {
+        self.folder.closing -= 1;
+        if self.folder.closing == 0
+            && let Some(id) = self.folder.emptied.take()
+        {
+            self.inputs.push_back(Input::Persisted { id, result: Ok(()) });
         }
     }
 

@@ -81,6 +81,10 @@ pub(super) struct Folder {
     /// Writes that wait for the end of a claim, or until a fold stands aside, in order of arrival.
     pub(super) waiting: Vec<RequestId>,
     pub(super) gone: GoneLayers,
+    /// Files that the thread is yet to close.
+    pub(super) closing: usize,
+    /// A rebuild has begun, which is answered when the layers before it have given their space back.
+    pub(super) emptied: Option<PersistId>,
     /// The worker is asked to forget what a fold has noted.
     pub(super) forgetting: bool,
     /// It has forgotten it, and no fold has noted anything since.

@@ -100,8 +100,14 @@ impl Server {
             Report::Fold(report) => self.fold_reported(report),
             Report::Recorded(id, result) => {
                 self.folder.chain_changed();
+                let rebuilt = matches!(result, Ok(Change::Rebuilt(_)));
                 let result = result.and_then(|change| self.take_change(change));
-                self.inputs.push_back(Input::Persisted { id, result });
+                if rebuilt && result.is_ok() && self.folder.closing > 0 {
+                    // What it brings needs the space of what is gone.
+                    self.folder.emptied = Some(id);
+                } else {
+                    self.inputs.push_back(Input::Persisted { id, result });
+                }
             }
             Report::Described(request, mut state) => {
                 state.fold = self.fold_state();
@@ -142,9 +148,11 @@ impl Server {
 
     /// All layers are others, under other numbers.
     fn replace_layers(&mut self, parts: Parts) {
-        self.store.replace(parts);
+        let before = self.store.replace(parts);
+        // The ring's own descriptors go first, so that the thread's are the last.
         self.files.clear();
         self.checksums.forget_all();
+        before.into_iter().for_each(|file| self.close_elsewhere(file));
     }
 
     /// Feeds the machine and carries out what it wants, until it wants nothing more.

@@ -14,6 +14,7 @@ use super::ENGINE;
 use super::directory::Directory;
 use super::disk;
 use super::error::ChainError;
+use super::fold;
 use super::id::{Id, LAYER_ATTRIBUTE};
 use super::load::Parts;
 use super::locks::Locked;
@@ -72,6 +73,7 @@ impl Directory {
         self.next = None;
         switch::remove_next(&self.fs, &self.path, None)?;
         self.records().remove::<FoldRecord>(&self.fs)?;
+        fold::remove_left(&self.fs, &self.path)?;
         self.fold = None;
         // A layer that may hold anything may have nothing but the name of the settled one, and stand over what is not settled.
         let is_there =

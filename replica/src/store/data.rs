@@ -149,10 +149,13 @@ impl Store {
         }
     }
 
-    /// Replaces everything by what [`super::Directory::begin_rebuild`] made. Nothing is in flight.
-    pub fn replace(&mut self, parts: Parts) {
-        *self = Self::new(parts);
+    /// Replaces everything by what [`super::Directory::begin_rebuild`] made. Nothing is in flight. The files of the layers that were
+    /// there before: the last descriptor of one whose name is gone gives its space back, which takes long. Close them where blocking is
+    /// allowed.
+    pub fn replace(&mut self, parts: Parts) -> Vec<Arc<File>> {
+        let before = std::mem::replace(self, Self::new(parts));
         self.touched = true;
+        before.layers.into_iter().map(|layer| layer.file).collect()
     }
 
     /// Volume size in bytes.

@@ -17,6 +17,7 @@ use super::directory::Directory;
 use super::disk::{self, Look};
 use super::id::Id;
 use super::record::{EpochRecord, Rebuild};
+use super::room::is_full;
 
 /// File name in `engine/`.
 const FILE: &str = "missed";
@@ -79,12 +80,18 @@ fn decode(id: Id, chunk: u64, slot: &[u8; SLOT]) -> Option<Trail> {
     Some(trail)
 }
 
-fn load(id: Id, chunk: u64, file: &File) -> io::Result<Option<Vec<(u64, Trail)>>> {
+/// The file's header is that of this volume.
+fn is_sound(id: Id, chunk: u64, file: &File) -> io::Result<bool> {
     let mut slot = [0; SLOT];
     let length = file.metadata()?.len();
-    if length < SLOT as u64 || file.read_exact_at(&mut slot, 0).is_err() || slot != header(id, chunk) {
+    Ok(length >= SLOT as u64 && file.read_exact_at(&mut slot, 0).is_ok() && slot == header(id, chunk))
+}
+
+fn load(id: Id, chunk: u64, file: &File) -> io::Result<Option<Vec<(u64, Trail)>>> {
+    if !is_sound(id, chunk, file)? {
         return Ok(None);
     }
+    let (mut slot, length) = ([0; SLOT], file.metadata()?.len());
     let mut trails = Vec::new();
     let mut next = 1;
     for found in disk::extents(file, Extent::new(0, length), Look::Synced) {
@@ -168,6 +175,30 @@ impl Directory {
         file.sync_data()
     }
 
+    fn open_missed(&self) -> io::Result<Option<File>> {
+        match disk::open_layer(&self.engine().join(FILE), false, false) {
+            Ok(file) => Ok(Some(file)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The directory is opened: without the trails nothing is known of who is out. That is recorded, so that who leaves next gets a
+    /// new file. A full disk keeps nobody from opening it.
+    pub(super) fn check_missed(&mut self) -> io::Result<()> {
+        if self.epoch.as_ref().is_none_or(|e| e.out.is_empty()) {
+            return Ok(());
+        }
+        let chunk = super::intent::chunk_of(&self.intent)?;
+        match self.open_missed()? {
+            Some(file) if is_sound(self.identity.volume, chunk, &file)? => Ok(()),
+            _ => match self.forget_outsiders() {
+                Err(e) if is_full(&e) => Ok(()),
+                done => done,
+            },
+        }
+    }
+
     /// Who is out, and the trails that were saved.
     ///
     /// # Errors
@@ -176,10 +207,10 @@ impl Directory {
         let Some(record) = self.epoch.as_ref().filter(|e| !e.out.is_empty()) else {
             return Ok(Missed::default());
         };
-        let trails = match disk::open_layer(&self.engine().join(FILE), false, false) {
-            Ok(file) => load(self.identity.volume, super::intent::chunk_of(&self.intent)?, &file)?,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
-            Err(e) => return Err(e),
+        let chunk = super::intent::chunk_of(&self.intent)?;
+        let trails = match self.open_missed()? {
+            Some(file) => load(self.identity.volume, chunk, &file)?,
+            None => None,
         };
         Ok(trails.map(|trails| Missed { out: record.out.clone(), trails }).unwrap_or_default())
     }

@@ -168,6 +168,7 @@ impl Opening {
             directory.end_rebuild().map_err(failed("ending a rebuild in", &path))?;
         }
         let path = directory.path.clone();
+        directory.check_missed().map_err(failed("looking for what others missed in", &path))?;
         directory.note_layers().map_err(failed("noting the layers of", &path))?;
         Ok((directory, Store::new(parts)))
     }

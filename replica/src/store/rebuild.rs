@@ -16,6 +16,7 @@ use super::ENGINE;
 use super::directory::Directory;
 use super::disk;
 use super::error::{ChainError, OpenError, damaged, failed};
+use super::fold;
 use super::fs::Fs;
 use super::id::{Id, LAYER_ATTRIBUTE, VOLUME_ATTRIBUTE};
 use super::intent::Intent;
@@ -161,6 +162,7 @@ impl Replace<'_> {
     /// Removes every layer, its meta and checksum, and all zero maps.
     fn remove_layers(&self) -> io::Result<()> {
         switch::remove_next(self.fs, self.path, None)?;
+        fold::remove_left(self.fs, self.path)?;
         for entry in std::fs::read_dir(self.path.join(ENGINE))? {
             let entry = entry?;
             if entry.file_name().to_str().and_then(zero::parse_name).is_some() {

@@ -37,7 +37,7 @@ use super::record::Direction;
 pub use files::{FoldFilesError, fold_files};
 pub(super) use files::{Layer, open as open_by_hand};
 pub use names::{FoldPlan, Folded};
-pub(super) use names::{is_left, recover};
+pub(super) use names::{is_left, recover, remove_left};
 pub use running::Fold;
 pub use stage::Step;
 pub use work::Work;

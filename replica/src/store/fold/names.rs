@@ -385,10 +385,7 @@ fn finish_or_forget(fs: &Fs, directory: &Path, record: Option<FoldRecord>) -> io
         }
         other => other,
     };
-    let Some(record) = record else {
-        let stale = [NEW_LINK, NEW_META, NEW_VOLUME].map(|name| directory.join(ENGINE).join(name));
-        return stale.iter().try_for_each(|path| fs.remove(path)).map(|()| None);
-    };
+    let Some(record) = record else { return remove_left(fs, directory).map(|()| None) };
     if record.switch.is_some() {
         return finish(fs, directory, &record).map(|()| None);
     }
@@ -396,6 +393,11 @@ fn finish_or_forget(fs: &Fs, directory: &Path, record: Option<FoldRecord>) -> io
         return records.remove::<FoldRecord>(fs).map(|()| None);
     }
     Ok(Some(record))
+}
+
+/// Removes what a fold that does not go on has made in `engine/`: another name of a snapshot's file would keep its space.
+pub(in super::super) fn remove_left(fs: &Fs, directory: &Path) -> io::Result<()> {
+    [NEW_LINK, NEW_META, NEW_VOLUME].iter().try_for_each(|name| fs.remove(&directory.join(ENGINE).join(name)))
 }
 
 /// True if a fold has left what [`recover`] looks into: its record, or another name of a layer.

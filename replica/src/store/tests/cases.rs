@@ -1,7 +1,7 @@
 //! Single stories that chance does not find often enough.
 
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
 use lh_block::{BLOCK, Extent, Instance};
@@ -457,6 +457,62 @@ fn trails_of_nobody_are_not_saved() {
     assert_eq!(directory.missed().unwrap().trails, []);
     directory.store_missed(&[(2, [3; 16])]).unwrap();
     assert_eq!(directory.missed().unwrap().trails, [(2, [3; 16])]);
+}
+
+/// The file of trails was lost, or what is in it does not fit: nothing is known of who is out, and who leaves next gets a new one.
+#[test]
+fn trails_that_were_lost_are_begun_anew() {
+    type Damage = fn(&std::path::Path);
+    let damages: [Damage; 3] = [
+        |file| fs::remove_file(file).unwrap(),
+        |file| fs::write(file, "").unwrap(),
+        |file| fs::write(file, [7; 512]).unwrap(),
+    ];
+    for damage in damages {
+        let place = temporary();
+        let path = place.path().join("r");
+        let mut volume = Volume::create(&path);
+        let epoch = |counter: u64, members: &[&str]| lh_block::Epoch {
+            generation: lh_block::Generation::from(1),
+            counter,
+            members: members.iter().map(|m| (*m).to_owned()).collect(),
+            id: Instance(counter.into()),
+            after: None,
+        };
+        let out = |name: &str, base: lh_block::Epoch| vec![lh_wire::Outsider { replica: name.into(), base }];
+        let first = epoch(2, &["1", "2"]);
+        let three = out("3", epoch(1, &["1", "2", "3"]));
+        assert!(volume.directory.store_epoch_and_outsiders(first.clone(), three).unwrap());
+        volume.directory.store_missed(&[(0, [1; 16])]).unwrap();
+        drop(volume);
+        damage(&path.join("engine/missed"));
+        let mut volume = Volume::open(&path).unwrap();
+        assert_eq!(volume.directory.missed().unwrap(), Default::default());
+        assert_eq!(volume.directory.epoch(), Some(&first));
+        let two = out("2", first);
+        assert!(volume.directory.store_epoch_and_outsiders(epoch(3, &["1"]), two.clone()).unwrap());
+        volume.directory.store_missed(&[(1, [2; 16])]).unwrap();
+        drop(volume);
+        let missed = Volume::open(&path).unwrap().directory.missed().unwrap();
+        assert_eq!((missed.out, missed.trails), (two, vec![(1, [2; 16])]));
+    }
+}
+
+/// Whoever replaces the layers gets the last descriptors of those that are gone, to close them where that may take long.
+#[test]
+fn layers_that_are_replaced_are_closed_by_who_asked() {
+    let place = temporary();
+    let mut volume = Volume::create(&place.path().join("r"));
+    volume.write(extent(0, 8), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.write(extent(2, 2), 2);
+    let head = [lh_wire::LayerInfo::default()];
+    let parts = volume.directory.begin_rebuild(SIZE, &head).unwrap();
+    let before = volume.store.replace(parts);
+    assert_eq!(before.len(), 2);
+    for file in before {
+        assert_eq!((file.metadata().unwrap().nlink(), Arc::strong_count(&file)), (0, 1));
+    }
 }
 
 /// While layers come, every zero gets a mark; when all have come, those over nothing are taken away.

@@ -751,7 +751,7 @@ fn catching_up() {
         let known = volume.directory.state().chain.iter().any(|l| l.name == "two");
         let keep = Keep { head: if known { "" } else { "two" }.into(), unsure: vec!["one".into()] };
         let parts = volume.directory.begin_catch_up(SIZE, &chain, &keep);
-        parts.map(|parts| volume.store.replace(parts))
+        parts.map(|parts| drop(volume.store.replace(parts)))
     };
     at_every_step(
         |path| {

@@ -1,7 +1,7 @@
 //! Single stories of folds: what they move, what Longhorn gets wrong, what runs out.
 
 use lh_block::{BLOCK, Extent};
-use lh_wire::{BlockState, Keep};
+use lh_wire::{BlockState, Keep, LayerInfo};
 
 use super::super::offline::SnapshotView;
 use super::volume::{Volume, extent, revert_op, temporary};
@@ -601,6 +601,30 @@ fn no_other_name_is_left_of_a_snapshot_that_is_folded_away() {
     assert_eq!(fold.state().error, None);
     assert_eq!(volume.directory.state().chain.len(), 1);
     assert!(!link.exists(), "the space of the snapshot's file is taken still");
+}
+
+/// The same if the layers are replaced instead.
+#[test]
+fn no_other_name_is_left_of_a_snapshot_that_is_replaced() {
+    for keeps in [false, true] {
+        let place = temporary();
+        let path = place.path().join("r");
+        let mut volume = small_head(&path);
+        let mut fold = volume.begin_fold("one").unwrap();
+        let link = path.join("engine/fold-layer");
+        while !link.exists() {
+            assert!(volume.fold_step(&mut fold).unwrap(), "the head goes into the snapshot");
+        }
+        fold.stop("it was stopped");
+        while volume.fold_step(&mut fold).unwrap() {}
+        let head = [LayerInfo::default()];
+        let begun = match keeps {
+            true => volume.directory.begin_catch_up(64 * MIB, &head, &Keep::default()),
+            false => volume.directory.begin_rebuild(64 * MIB, &head),
+        };
+        volume.store.replace(begun.unwrap());
+        assert!(!link.exists(), "the space of the snapshot's file is taken still");
+    }
 }
 
 /// Plans zeroes before the next step, which may begin a copy of them, and makes them when it may have ended. `false`: it was no

@@ -268,7 +268,7 @@ impl Volume {
     pub(super) fn commit(&mut self, id: u128) -> Result<(), ChainError> {
         match self.directory.commit(Instance(id))? {
             Committed::Head(head) => drop(self.store.switch_head(*head)),
-            Committed::Chain(parts) => self.store.replace(*parts),
+            Committed::Chain(parts) => drop(self.store.replace(*parts)),
             Committed::Nothing => {}
         }
         self.directory
