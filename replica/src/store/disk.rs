@@ -46,7 +46,8 @@ pub(super) fn extents(file: &File, range: Extent, look: Look) -> Extents<'_> {
         look,
         found,
         next: 0,
-        last: false,
+        // An empty range is none that FIEMAP takes.
+        last: range.is_empty(),
         told: range.offset,
     }
 }

@@ -108,9 +108,6 @@ pub fn send_file(
 }
 
 fn held(layer: &Layer) -> io::Result<Vec<Extent>> {
-    if layer.length == 0 {
-        return Ok(Vec::new());
-    }
     let counts = |kind| kind == Kind::Written || !layer.ours;
     let found = disk::extents(&layer.file, Extent::new(0, layer.length), Look::Synced);
     found

@@ -125,10 +125,8 @@ fn fold(from: &Layer, to: &Layer, progress: &mut dyn FnMut(u64, u64)) -> io::Res
             .filter(move |found| found.as_ref().map_or(true, |(_, kind)| counts(*kind)))
     };
     let mut total = 0;
-    if from.length > 0 {
-        for found in held() {
-            total += found?.0.len;
-        }
+    for found in held() {
+        total += found?.0.len;
     }
     if to.length < from.length {
         to.file.set_len(from.length)?;
@@ -136,8 +134,7 @@ fn fold(from: &Layer, to: &Layer, progress: &mut dyn FnMut(u64, u64)) -> io::Res
     let (mut done, mut share, mut buffer) = (0, true, Buffer::default());
     let go_on = AtomicBool::new(false);
     progress(done, total);
-    let extents = if total == 0 { None } else { Some(held()) };
-    for found in extents.into_iter().flatten() {
+    for found in held() {
         let (extent, kind) = found?;
         // Sharing turns what was never written into holes.
         let shared = share

@@ -88,6 +88,34 @@ fn after(damage: impl Fn(&Path)) -> Damage {
     refused(&path)
 }
 
+/// Longhorn opens a snapshot of no length, and reads nothing in it.
+#[test]
+fn a_layer_may_be_empty() {
+    // With FIEMAP and without.
+    for place in [temporary(), tempfile::tempdir().unwrap()] {
+        let path = place.path().join("replica");
+        foreign(&path);
+        set_length(&path, ONE, 0);
+        let expected = [0, 0, 2, 3, 0, 0, 0, 0, 0];
+        let view = SnapshotView::open(&path, None).unwrap();
+        for (block, byte) in (0..).zip(expected) {
+            let mut bytes = [9; 4096];
+            view.read_at(block * BLOCK, &mut bytes).unwrap();
+            assert!(bytes.iter().all(|b| *b == byte), "block {block}");
+        }
+        drop(view);
+        let mut volume = Volume::open(&path).unwrap();
+        assert_eq!(volume.blocks()[..9], expected);
+        let one = volume.store.layer("one").unwrap();
+        assert_eq!(volume.store.layer_map(one, 0).unwrap().ranges, []);
+        volume.remove(5, "one").unwrap();
+        assert_eq!(volume.fold("one").unwrap().state().error, None);
+        assert_eq!(volume.blocks()[..9], expected);
+        volume.close();
+        assert_eq!(Volume::open(&path).unwrap().blocks()[..9], expected);
+    }
+}
+
 #[test]
 fn the_sample_itself_opens() {
     let place = temporary();
