@@ -47,13 +47,14 @@ pub(super) struct Server {
     pub(super) outputs: Vec<Output>,
     pub(super) peers: Peers,
     pub(super) requests: Requests,
+    /// Before what holds the layers' locks: at the end its socket goes first. Whoever waits for them binds it anew.
+    pub(super) door: Door,
     pub(super) store: Store,
     /// The layers' files, by number.
     pub(super) files: Vec<Fd>,
     /// The layers lie in memory: reading and writing them never waits.
     pub(super) in_memory: bool,
     pub(super) worker: Worker,
-    pub(super) door: Door,
     pub(super) flusher: Flusher,
     pub(super) marks: Marks,
     pub(super) folder: Folder,
