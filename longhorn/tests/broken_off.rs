@@ -26,6 +26,15 @@ fn up(host: &Host, replicas: &str) {
     host.ok(&["up", &host.volume, "--size", "16MiB", "--replicas", replicas, "--frontend", "none"]);
 }
 
+/// Says what is not looked at where a volume cannot be a device.
+fn has_fuse(test: &str) -> bool {
+    let has = Path::new("/dev/fuse").exists() && Path::new("/dev/loop-control").exists();
+    if !has {
+        eprintln!("SKIP {test}: this host has no FUSE or no loop devices");
+    }
+    has
+}
+
 fn healthy(host: &Host) -> Value {
     host.wait("healthy", is_healthy)
 }
@@ -183,8 +192,7 @@ fn an_engine_that_is_started_again_is_waited_for() {
 fn who_waits_for_an_engine_that_can_come_is_not_failed_by_a_down() {
     let Some(host) = Host::new("waiting") else { return };
     let volume = host.volume.as_str();
-    if !Path::new("/dev/fuse").exists() || !Path::new("/dev/loop-control").exists() {
-        eprintln!("SKIP who_waits_for_an_engine: this host has no FUSE or no loop devices");
+    if !has_fuse("who_waits_for_an_engine") {
         return;
     }
     host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "fuse"]);
@@ -213,6 +221,35 @@ fn who_waits_for_an_engine_that_can_come_is_not_failed_by_a_down() {
     assert!(writer.wait().unwrap().success(), "its request was answered");
     drop(user);
     host.ok(&["down", volume]);
+}
+
+/// An engine looks after its keeper every few seconds, and is told to grow or to end in between.
+#[test]
+fn a_device_whose_keeper_has_just_died_grows_and_goes() {
+    let Some(host) = Host::new("keeper") else { return };
+    let volume = host.volume.as_str();
+    if !has_fuse("a_device_whose_keeper_has_just_died") {
+        return;
+    }
+    let kill_the_keeper = || {
+        let is_keeper = |pid: &i32| {
+            fs::read_to_string(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|line| line.contains("\0fuse-keeper\0"))
+        };
+        let keeper = host.processes().into_iter().find(is_keeper).expect("a keeper");
+        kill_9(keeper);
+        until("the keeper has ended", || has_ended(keeper));
+    };
+    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "fuse"]);
+    healthy(&host);
+    kill_the_keeper();
+    host.ok(&["resize", volume, "20MiB"]);
+    let rdev = fs::metadata(Path::new("/dev/longhorn").join(volume)).unwrap().rdev();
+    let sectors = fs::read_to_string(format!("/sys/dev/block/{}:{}/size", major(rdev), minor(rdev))).unwrap();
+    assert_eq!(sectors.trim(), ((20 << 20) / 512).to_string());
+    kill_the_keeper();
+    host.ok(&["down", volume]);
+    assert!(!Path::new("/dev/longhorn").join(volume).exists());
 }
 
 /// As when its terminal is closed, or the connection to it breaks.

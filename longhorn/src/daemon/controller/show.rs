@@ -235,7 +235,10 @@ impl Show {
     /// The volume has grown: the device grows, too. Clients of a server see it when they connect again.
     pub(super) fn resize(&mut self, size: u64) -> Result<()> {
         match self {
-            Self::Fuse { attached: Some(attached), .. } => attached.resize(size).map_err(keeper_error),
+            Self::Fuse { options, attached: Some(attached), .. } => {
+                replace_dead_keeper(attached, options);
+                attached.resize(size).map_err(keeper_error)
+            }
             Self::Ublk(ublk) => ublk.resize(size),
             Self::Nbd(nbd) => nbd.resize(size),
             Self::Initiator(initiator) => initiator.resize(),
@@ -247,11 +250,7 @@ impl Show {
     pub(super) fn look_after(&mut self, queues: &Queues) {
         match self {
             Self::Fuse { options, block_size, attached: Some(attached) } => {
-                match attached.replace_dead_keeper(options) {
-                    Ok(false) => {}
-                    Ok(true) => tracing::warn!("the keeper had died; there is a new one"),
-                    Err(e) => tracing::error!("the keeper has died and there is no new one: {e}"),
-                }
+                replace_dead_keeper(attached, options);
                 match attached.replace_lost_device(*block_size) {
                     Ok(false) => {}
                     Ok(true) => tracing::warn!("somebody else had unbound the loop device; there is another"),
@@ -285,8 +284,9 @@ impl Show {
             Self::Nbd(nbd) => return nbd.hide(queues),
             Self::Initiator(initiator) => return initiator.hide(queues),
             Self::NbdServer(server) => return server.hide(queues),
-            Self::Fuse { attached, .. } => {
+            Self::Fuse { options, attached, .. } => {
                 let Some(fuse) = attached else { return wait_until_hidden(queues) };
+                replace_dead_keeper(fuse, options);
                 match fuse.stop() {
                     Ok(()) => {}
                     Err(KeeperError::InUse(_)) => return Err(HideError::InUse(users(&fuse.info.node))),
@@ -298,6 +298,15 @@ impl Show {
             }
         }
         wait_until_hidden(queues)
+    }
+}
+
+/// One that has died is missed at the next look only, and wanted by whoever is to change or to end the device before.
+fn replace_dead_keeper(attached: &mut Attached, options: &Attach) {
+    match attached.replace_dead_keeper(options) {
+        Ok(false) => {}
+        Ok(true) => tracing::warn!("the keeper had died; there is a new one"),
+        Err(e) => tracing::error!("the keeper has died and there is no new one: {e}"),
     }
 }
 
