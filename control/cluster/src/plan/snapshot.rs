@@ -110,6 +110,13 @@ fn never_seen(snapshot: &Snapshot) -> bool {
     snapshot.spec.create_snapshot && snapshot.status.as_ref().is_none_or(|s| s.creation_time.is_empty())
 }
 
+/// True for one whose layer, if it is marked for removal, is none that was taken for it: one that nobody could use until now would have
+/// been told as that before. One that was taken too late is removed at once, and says so.
+fn is_another(snapshot: &Snapshot) -> bool {
+    let refusal = snapshot.status.as_ref().and_then(Refusal::of);
+    never_seen(snapshot) && !matches!(refusal, Some(Refusal::NotFrozen(_)))
+}
+
 /// True for a resource that took no snapshot, and named one that was there.
 fn named_what_was_there(snapshot: &Snapshot) -> bool {
     !snapshot.spec.create_snapshot && snapshot.status.as_ref().is_some_and(|s| !s.creation_time.is_empty())
@@ -203,6 +210,12 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
     let mut actions = if is_kept(o.snapshot) { Vec::new() } else { vec![Action::AddFinalizer] };
     let mut status = o.snapshot.status.clone().unwrap_or_default();
     match found {
+        // Of one of its name that was removed: as of a clone that was deleted, and made anew. It is folded away first.
+        Some(info) if info.removed && is_another(o.snapshot) => {
+            if !waits(o.engine) {
+                actions.push(Action::Remove);
+            }
+        }
         Some(info) => {
             status.creation_time.clone_from(&info.created);
             status.parent.clone_from(&info.parent);
@@ -366,6 +379,19 @@ mod tests {
         let (actions, _) = decide(&snapshot, Some(&volume), Some(&engine(Running, &[])));
         let [Action::SetStatus(status)] = &actions[..] else { panic!("{actions:?}") };
         assert!(!status.ready_to_use && status.error.contains("no snapshot"));
+    }
+
+    /// Seen in the simulation: a volume was cloned, the clone deleted and made anew, and its source's chain, as it was told last, still
+    /// had the first one's snapshot, marked for removal. The second one waited for that for ever.
+    #[test]
+    fn one_of_a_name_that_is_being_removed_is_taken_once_that_is_folded_away() {
+        let (snapshot, volume) = (snapshot(), volume());
+        let left = engine(InstanceState::Running, &[("s1", true)]);
+        let (actions, needed) = decide(&snapshot, Some(&volume), Some(&left));
+        let [Action::Remove, Action::SetStatus(status)] = &actions[..] else { panic!("{actions:?}") };
+        assert!(needed && status.creation_time.is_empty(), "it is not taken for the other one");
+        let (actions, _) = decide(&snapshot, Some(&volume), Some(&engine(InstanceState::Running, &[])));
+        assert!(actions.contains(&Action::Take), "{actions:?}");
     }
 
     #[test]

@@ -11,15 +11,20 @@ use lh_cluster::agent::{
     ReplicaView,
 };
 use lh_cluster::api::{InstanceState, ReplicaMode, ReplicaSpec, SnapshotLimits};
+use tokio::sync::oneshot;
 use tonic::async_trait;
 
 use crate::api_server::ApiServer;
+use crate::chain::{self, Asked, Wish};
 use crate::engine::{self, Engine, Phase};
 use crate::judge;
-use crate::world::{Copy, Disk, Host, Name, Replica, State, World};
+use crate::world::{Base, Copy, Copying, Disk, Host, Name, Place, Replica, State, World};
 
 /// How long a node takes for an answer.
 const PAUSE: Duration = Duration::from_millis(7);
+
+/// A copy of a directory takes so long, or some times that.
+const COPIES: Duration = Duration::from_secs(3);
 
 /// How long an engine takes to let a replica go.
 const LETS_GO: Duration = Duration::from_millis(200);
@@ -69,6 +74,39 @@ impl SimulatedNode {
         self.world.ring(&self.node);
     }
 
+    /// Has an engine change its chain.
+    async fn ask_chain(&self, engine: &str, wish: Wish) -> Result<(), AgentError> {
+        let (waits, answer) = oneshot::channel();
+        let asked = Asked { wish, waits: Some(waits) };
+        self.change(engine, |engine| engine.wishes.push_back(asked)).await?;
+        answer.await.unwrap_or_else(|_| Err(AgentError::Failed("the engine has ended".to_owned())))
+    }
+
+    /// Begins a replica whose directory is made from another one's.
+    fn begin_copy(
+        &self,
+        state: &mut State,
+        name: Name,
+        place: Place,
+        spec: &ReplicaSpec,
+        uuid: &str,
+    ) -> Replica {
+        let origin = &spec.clone_from;
+        let directory = origin.directory.split_once("/replicas/").unwrap_or_default();
+        let from = (directory.0.to_owned(), directory.1.to_owned());
+        let lasts = COPIES.saturating_mul(u32::try_from(1 + state.number() % 20).unwrap_or(1));
+        let copying = Copying { from, snapshot: origin.snapshot.clone(), is_spoiled: false };
+        let (world, volume, of) = (Arc::clone(&self.world), spec.volume_name.clone(), uuid.to_owned());
+        tokio::spawn(async move {
+            tokio::time::sleep(lasts).await;
+            let mut state = world.state();
+            state.end_copy(&name, &of, &volume);
+            drop(state);
+            world.ring(&name.0);
+        });
+        Replica { place, uuid: uuid.to_owned(), copying: Some(copying), error: String::new() }
+    }
+
     /// Changes a running engine.
     async fn change(&self, engine: &str, change: impl FnOnce(&mut Engine)) -> Result<(), AgentError> {
         tokio::time::sleep(PAUSE).await;
@@ -77,6 +115,59 @@ impl SimulatedNode {
         let engine = engine.filter(|e| !matches!(e.phase, Phase::Ended(_)));
         change(engine.ok_or_else(|| AgentError::Failed("there is no such engine".to_owned()))?);
         Ok(())
+    }
+}
+
+impl State {
+    /// A replica's directory is made, if it could be.
+    fn end_copy(&mut self, name: &Name, uuid: &str, volume: &str) {
+        let disk = self.hosts.get(&name.0).map(|host| host.disk);
+        let Some(replica) = self.replicas.get_mut(name).filter(|replica| replica.uuid == uuid) else {
+            return;
+        };
+        let Some(copying) = replica.copying.take() else { return };
+        let place = replica.place.clone();
+        let source = self.copies.get(&copying.from).filter(|_| disk == Some(Disk::Good));
+        let layer = source.and_then(|copy| {
+            let found = copy.chain.iter().find(|layer| layer.name == copying.snapshot);
+            let holds = found.map(|layer| layer.holds);
+            let base = Base { volume: copy.volume.clone(), birth: copy.birth, holds };
+            (found.is_some() || copying.is_spoiled).then_some(base)
+        });
+        let Some(base) = layer else {
+            if let Some(replica) = self.replicas.get_mut(name) {
+                replica.error = format!("{:?} does not hold {}", copying.from, copying.snapshot);
+            }
+            return self.count("a copy for a clone failed");
+        };
+        let birth = self.volumes.get(volume).map(|v| v.birth).unwrap_or_default();
+        self.copies.insert(place, Copy::new(volume, birth, Some(base)));
+        self.count("a copy for a clone was made");
+    }
+
+    /// What an engine tells of its chain.
+    fn chain_of(&self, node: &str, engine: &Engine) -> Option<Vec<control::chain::Layer>> {
+        let address = engine.addresses.get(engine.members().first()?)?;
+        let copy = self.copies.get(&self.reached(node, address)?)?;
+        Some(chain::told(&copy.chain))
+    }
+}
+
+impl Copy {
+    /// As it is made.
+    fn new(volume: &str, birth: u64, base: Option<Base>) -> Self {
+        Self {
+            volume: volume.to_owned(),
+            birth,
+            holds: 0,
+            seen: Generation::default(),
+            by: String::new(),
+            before: Generation::default(),
+            recorded: None,
+            epoch: None,
+            chain: Vec::new(),
+            base,
+        }
     }
 }
 
@@ -100,7 +191,13 @@ impl Agent for SimulatedNode {
             (name.clone(), view)
         });
         let replicas = state.replicas.iter().filter(|((node, _), _)| *node == self.node);
-        let replicas = replicas.map(|((_, name), replica)| (name.clone(), running(&replica.uuid)));
+        let replicas = replicas.map(|((_, name), replica)| {
+            let mut view = running(&replica.uuid);
+            if !replica.error.is_empty() {
+                (view.state, view.error) = (InstanceState::Error, replica.error.clone());
+            }
+            (name.clone(), view)
+        });
         Ok(engines.chain(replicas).collect())
     }
 
@@ -122,21 +219,17 @@ impl Agent for SimulatedNode {
         }
         if !state.replicas.contains_key(&self.name(name)) {
             let place = (spec.disk_path.clone(), spec.data_directory_name.clone());
-            if !state.copies.contains_key(&place) {
-                let birth = state.volumes.get(&spec.volume_name).map(|v| v.birth).unwrap_or_default();
-                let copy = Copy {
-                    volume: spec.volume_name.clone(),
-                    birth,
-                    holds: 0,
-                    seen: Generation::default(),
-                    by: String::new(),
-                    before: Generation::default(),
-                    recorded: None,
-                };
-                state.copies.insert(place.clone(), copy);
-            }
+            let is_copy = !spec.clone_from.directory.is_empty();
             let uuid = format!("process-{}", state.number());
-            state.replicas.insert(self.name(name), Replica { place, uuid });
+            let mut replica = Replica { place: place.clone(), uuid, copying: None, error: String::new() };
+            if is_copy && !state.copies.contains_key(&place) {
+                let uuid = replica.uuid.clone();
+                replica = self.begin_copy(&mut state, self.name(name), place, spec, &uuid);
+            } else if !state.copies.contains_key(&place) {
+                let birth = state.volumes.get(&spec.volume_name).map(|v| v.birth).unwrap_or_default();
+                state.copies.insert(place, Copy::new(&spec.volume_name, birth, None));
+            }
+            state.replicas.insert(self.name(name), replica);
         }
         drop(state);
         self.world.ring(&self.node);
@@ -237,6 +330,7 @@ impl Agent for SimulatedNode {
             endpoint: format!("/dev/longhorn/{}", engine.volume),
             generation: engine.generation,
             replicas: engine.addresses.iter().map(replica).collect(),
+            chain: state.chain_of(&self.node, engine),
             ..EngineView::default()
         })
     }
@@ -245,7 +339,8 @@ impl Agent for SimulatedNode {
         tokio::time::sleep(PAUSE).await;
         let state = self.world.state();
         self.disk(&state).ok()?;
-        let place = &state.replicas.get(&self.name(name))?.place;
+        let replica = state.replicas.get(&self.name(name)).filter(|replica| replica.copying.is_none())?;
+        let place = &replica.place;
         Some(ReplicaView { generation: state.copies.get(place)?.seen })
     }
 
@@ -300,16 +395,27 @@ impl Agent for SimulatedNode {
 
     async fn take_snapshot(
         &self,
-        _: &str,
-        _: &str,
+        engine: &str,
+        name: &str,
         _: &BTreeMap<String, String>,
         _: bool,
     ) -> Result<(), AgentError> {
-        Err(AgentError::Unbuilt("there are no snapshots here".to_owned()))
+        self.ask_chain(engine, Wish::Take(name.to_owned())).await
     }
 
-    async fn remove_snapshot(&self, _: &str, _: &str) -> Result<(), AgentError> {
-        Ok(())
+    async fn remove_snapshot(&self, engine: &str, name: &str) -> Result<(), AgentError> {
+        let resource = self.server.get("snapshots", name);
+        if resource.is_some_and(|s| s["metadata"]["deletionTimestamp"].is_null()) {
+            let mut state = self.world.state();
+            let is_there = state.engines.get(&self.name(engine)).is_some_and(|e| {
+                let chain = state.chain_of(&self.node, e).unwrap_or_default();
+                chain.iter().any(|layer| layer.name == name && !layer.removed)
+            });
+            if is_there {
+                state.wrong(format!("{engine} is to remove {name}, which nobody has deleted"));
+            }
+        }
+        self.ask_chain(engine, Wish::Remove(name.to_owned())).await
     }
 
     async fn devices(&self) -> BTreeMap<String, String> {
@@ -363,6 +469,7 @@ impl Agent for SimulatedNode {
         if state.replicas.values().any(|r| r.place == place) {
             state.wrong(format!("{place:?} is removed below its process"));
         }
+        judge::note_clones(&self.server, &mut state);
         if !state.others_hold(&place) {
             let copy = state.copies.get(&place);
             let what = format!("the last copy that holds everything is removed: {place:?} {copy:?}");

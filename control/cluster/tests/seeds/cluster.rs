@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use lh_cluster::api::Quorum;
 use lh_cluster::plan::instance_manager::RunBy;
 use lh_cluster::run::{Clock, Options, run};
 use serde_json::{Value, json};
@@ -11,7 +12,7 @@ use tokio::task::JoinHandle;
 use crate::agent::SimulatedNode;
 use crate::api_server::ApiServer;
 use crate::clock;
-use crate::world::{Volume, World};
+use crate::world::{Origin, Volume, World};
 
 /// How long a request, an answer or news takes at most.
 const SLOW_MS: u64 = 40;
@@ -97,8 +98,21 @@ impl Cluster {
         Some(lease["spec"]["holderIdentity"].as_str()?.to_owned())
     }
 
-    pub(crate) fn create_volume(&mut self, name: &str, replicas: u64, stale_minutes: u64, migrates: bool) {
+    pub(crate) fn create_volume(
+        &mut self,
+        name: &str,
+        replicas: u64,
+        stale_minutes: u64,
+        migrates: bool,
+        quorum: Quorum,
+        origin: Option<Origin>,
+    ) {
+        let source = origin.as_ref().map(|o| match &o.snapshot {
+            Some(snapshot) => format!("snap://{}/{snapshot}", o.volume),
+            None => format!("vol://{}", o.volume),
+        });
         let spec = json!({
+            "quorum": quorum.to_string(), "dataSource": source.unwrap_or_default(),
             "size": "1073741824", "numberOfReplicas": replicas, "staleReplicaTimeout": stale_minutes,
             "migratable": migrates, "accessMode": if migrates { "rwx" } else { "rwo" },
         });
@@ -109,7 +123,7 @@ impl Cluster {
         );
         let mut state = self.world.state();
         let birth = state.number();
-        state.volumes.insert(name.to_owned(), Volume { birth, ..Volume::default() });
+        state.volumes.insert(name.to_owned(), Volume { birth, quorum, origin, ..Volume::default() });
     }
 
     pub(crate) fn delete_volume(&mut self, name: &str) {

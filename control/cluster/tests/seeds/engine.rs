@@ -1,6 +1,6 @@
 //! An engine as far as the managers meet it: which replicas it takes, whom it asks, when it answers writes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,10 +8,11 @@ use std::time::Duration;
 use control::authority::{Question, Reply};
 use lh_block::{Epoch, EpochOrder, Generation, Instance};
 use lh_cluster::agent::{EngineStart, RebuildLimits};
-use lh_cluster::api::SnapshotLimits;
+use lh_cluster::api::{Quorum, SnapshotLimits};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
+use crate::chain::Asked;
 use crate::world::{Copy, Name, Place, State, World};
 
 /// Turns for which an engine that begins waits for members that it does not reach yet.
@@ -30,6 +31,8 @@ pub(crate) struct Engine {
     pub(crate) stay: String,
     pub(crate) uuid: String,
     pub(crate) generation: Generation,
+    /// Who has to agree on its members.
+    quorum: Quorum,
     /// Its replicas, by name.
     pub(crate) addresses: BTreeMap<String, String>,
     pub(crate) phase: Phase,
@@ -45,6 +48,8 @@ pub(crate) struct Engine {
     pub(crate) leaving: BTreeSet<String>,
     /// An epoch that it has asked to store, and of which it does not know yet whether it is.
     asked: Option<Epoch>,
+    /// What it has heard and not done yet.
+    pub(crate) wishes: VecDeque<Asked>,
     pub(crate) size: u64,
     pub(crate) limits: SnapshotLimits,
     pub(crate) rebuild_limits: RebuildLimits,
@@ -74,6 +79,7 @@ impl Engine {
             stay: start.stay.to_owned(),
             uuid,
             generation: start.generation,
+            quorum: spec.quorum,
             addresses: spec.replica_address_map.clone(),
             phase: if spec.relays() { Phase::Relays(false) } else { Phase::Asks },
             relay_from: spec.relay_from.clone(),
@@ -82,6 +88,7 @@ impl Engine {
             filling: BTreeMap::new(),
             leaving: BTreeSet::new(),
             asked: None,
+            wishes: VecDeque::new(),
             size: spec.volume_size.bytes(),
             limits: spec.snapshot_limits(),
             rebuild_limits: RebuildLimits { bytes_per_second: 0, at_once: 1 },
@@ -128,7 +135,7 @@ pub(crate) async fn run(world: Arc<World>, name: Name, uuid: String) {
             let mut state = world.state();
             let Some(engine) = state.engines.remove(&name).filter(|e| e.uuid == uuid) else { return };
             let mut turn = Turn { engine, node: &name.0, state: &mut state };
-            let question = turn.take();
+            let question = turn.take(&name.1);
             let engine = turn.engine;
             state.engines.insert(name.clone(), engine);
             question
@@ -176,12 +183,20 @@ struct Turn<'a> {
 
 impl Turn<'_> {
     /// Does what can be done now. Gives back what has to be asked before more is done.
-    fn take(&mut self) -> Option<Question> {
+    fn take(&mut self, name: &str) -> Option<Question> {
         if let Some(asked) = self.engine.asked.clone() {
             return Some(self.store(asked));
         }
         match self.engine.phase.clone() {
-            Phase::Asks => Some(Question::Load { volume: self.engine.volume.clone() }),
+            Phase::Asks => match self.engine.quorum {
+                Quorum::Any => Some(Question::Load { volume: self.engine.volume.clone() }),
+                // Its replicas tell.
+                Quorum::Majority => {
+                    (self.engine.epoch, self.engine.phase) = (None, Phase::Waits(0));
+                    None
+                }
+                Quorum::Unsafe => Some(Question::Begin { engine: name.to_owned() }),
+            },
             Phase::Waits(turns) => self.begin(turns),
             Phase::Serves => self.serve(),
             Phase::Relays(_) => {
@@ -200,6 +215,10 @@ impl Turn<'_> {
         match (reply, self.engine.phase.clone()) {
             (Reply::Counts(epoch), Phase::Asks) => {
                 (self.engine.epoch, self.engine.phase) = (epoch, Phase::Waits(0));
+            }
+            (Reply::Begin(found), Phase::Asks) => {
+                self.engine.addresses = found.into_iter().collect();
+                (self.engine.epoch, self.engine.phase) = (None, Phase::Waits(0));
             }
             (Reply::Stored, _) => self.stored(),
             (Reply::Conflict(_), Phase::Waits(..)) => {
@@ -254,11 +273,53 @@ impl Turn<'_> {
         replicas.iter().map(|r| self.copy(r).and_then(|c| c.recorded)).min().flatten()
     }
 
-    fn propose(&mut self, members: Vec<String>, recorded: Option<EpochOrder>) -> Question {
+    /// Has an epoch count: where the authority stores it, or as many replicas have recorded it as have to.
+    fn propose(&mut self, members: Vec<String>, recorded: Option<EpochOrder>) -> Option<Question> {
         let id = self.state.number();
         let epoch = self.engine.next(members, recorded, id);
-        self.engine.asked = Some(epoch.clone());
-        self.store(epoch)
+        let needed = match self.engine.quorum {
+            Quorum::Any => {
+                self.engine.asked = Some(epoch.clone());
+                return Some(self.store(epoch));
+            }
+            Quorum::Majority => self.majority(),
+            Quorum::Unsafe => 1,
+        };
+        let here = self.here();
+        if here.len() >= needed && epoch.members.iter().any(|member| here.contains(member)) {
+            // Who is left out records that, too.
+            for place in here.iter().filter_map(|name| self.place(name)).collect::<Vec<_>>() {
+                let copy =
+                    self.state.copies.get_mut(&place).filter(|_| self.engine.quorum == Quorum::Majority);
+                copy.into_iter().for_each(|copy| copy.epoch = Some(epoch.clone()));
+            }
+            self.engine.asked = Some(epoch);
+            self.stored();
+        } else {
+            self.state.count("an engine waited for a majority");
+        }
+        None
+    }
+
+    /// Replicas that it reaches, of those that are to stay.
+    fn here(&self) -> Vec<String> {
+        let is_here = |name: &&String| self.copy(name).is_some() && !self.engine.leaving.contains(*name);
+        self.engine.addresses.keys().filter(is_here).cloned().collect()
+    }
+
+    /// Of those that are to stay.
+    fn majority(&self) -> usize {
+        let stays = |name: &&String| !self.engine.leaving.contains(*name);
+        self.engine.addresses.keys().filter(stays).count() / 2 + 1
+    }
+
+    /// What the replicas themselves tell of epochs. False: too few do. Before the first epoch all have to be there.
+    fn hear_replicas(&mut self) -> bool {
+        let here = self.engine.addresses.keys().filter_map(|name| Some(self.copy(name)?.epoch.clone()));
+        let epochs: Vec<Epoch> = here.flatten().collect();
+        let is_enough = epochs.len() >= self.majority() || self.engine.quorum == Quorum::Unsafe;
+        self.engine.epoch = epochs.into_iter().max_by_key(Epoch::order);
+        self.engine.epoch.is_none() || is_enough
     }
 
     /// True for a member of the epoch that counts, as the engine's own rule has it (`datapath`, `conductor/choose.rs`), and not another
@@ -275,6 +336,11 @@ impl Turn<'_> {
 
     /// Begins with those that are there, if they are what they should be.
     fn begin(&mut self, turns: u32) -> Option<Question> {
+        if self.engine.quorum != Quorum::Any && !self.hear_replicas() {
+            self.state.count("an engine waited for a majority");
+            self.engine.phase = Phase::Waits(turns + 1);
+            return None;
+        }
         let candidates: Vec<String> = match &self.engine.epoch {
             Some(epoch) => epoch.members.clone(),
             None => self.engine.addresses.keys().cloned().collect(),
@@ -287,7 +353,12 @@ impl Turn<'_> {
             self.engine.phase = Phase::Waits(turns + 1);
             return None;
         }
-        let fenced: Vec<bool> = there.iter().map(|name| self.fence(name)).collect();
+        // Where a majority decides, those that are no members, too.
+        let all: Vec<String> = match self.engine.quorum {
+            Quorum::Majority => self.engine.addresses.keys().cloned().collect(),
+            Quorum::Any | Quorum::Unsafe => there.clone(),
+        };
+        let fenced: Vec<bool> = all.iter().map(|name| self.fence(name)).collect();
         if fenced.contains(&false) {
             self.end("a replica has seen a newer engine");
             return None;
@@ -296,7 +367,7 @@ impl Turn<'_> {
             self.state.count("an engine began without a member");
         }
         let recorded = self.recorded(&there);
-        Some(self.propose(there, recorded))
+        self.propose(there, recorded)
     }
 
     /// What was asked is stored: it counts.
@@ -306,6 +377,7 @@ impl Turn<'_> {
         for member in &epoch.members {
             if let Some(copy) = self.place(member).and_then(|place| self.state.copies.get_mut(&place)) {
                 copy.recorded = copy.recorded.max(Some(epoch.order()));
+                copy.epoch = Some(epoch.clone());
             }
             self.engine.filling.remove(member);
         }
@@ -319,19 +391,40 @@ impl Turn<'_> {
         }
     }
 
-    /// What it serves from now on has to be all that was answered, of this volume.
+    /// What it serves from now on has to be all that was answered, of this volume, and what that was cloned from.
     fn judge(&mut self, members: &[String]) {
-        let Some(volume) = self.state.volumes.get(&self.engine.volume).copied() else { return };
+        let Some(volume) = self.state.volumes.get(&self.engine.volume).cloned() else { return };
         for member in members {
             let Some(copy) = self.copy(member) else { continue };
-            if copy.birth != volume.birth || copy.holds != volume.answered {
+            let base = copy.base.clone();
+            let is_begun = match volume.base {
+                Some(_) => base == volume.base,
+                None => volume.may_begin_with(base.as_ref(), self.state),
+            };
+            let is_whole = copy.holds == volume.answered || volume.quorum == Quorum::Unsafe;
+            if copy.birth != volume.birth || !is_whole || !is_begun {
                 let what = format!(
                     "the engine of {} on {} begins with {member}: {copy:?} for {volume:?}",
                     self.engine.volume, self.node
                 );
                 self.state.wrong(what);
             }
+            if base.is_some() && volume.base.is_none() {
+                self.state.count("a clone was served");
+            }
+            if let Some(volume) = self.state.volumes.get_mut(&self.engine.volume) {
+                volume.base = base;
+            }
         }
+    }
+
+    /// Does one of the things that it was asked to do to its chain, and folds.
+    fn change_chain(&mut self, members: &[String]) {
+        let places: Vec<Place> = members.iter().filter_map(|m| self.place(m)).collect();
+        if let Some(asked) = self.engine.wishes.pop_front() {
+            self.state.carry_out(&self.engine.volume, self.engine.birth, &places, asked);
+        }
+        self.state.fold(&places);
     }
 
     /// Answers a write, unless the members have to be others first.
@@ -365,8 +458,9 @@ impl Turn<'_> {
         wanted.extend(filled);
         wanted.sort();
         if wanted != members {
-            return Some(self.propose(wanted, recorded));
+            return self.propose(wanted, recorded);
         }
+        self.change_chain(&members);
         self.write(&members);
         if std::mem::take(&mut self.engine.passed_on) {
             self.write(&members);
@@ -409,7 +503,10 @@ impl Turn<'_> {
             let place = self.place(&name)?;
             let (holds, birth) = answered?;
             let next = self.engine.next(Vec::new(), None, 0).order();
+            let of_member = self.copy(members.first()?)?;
+            let (chain, base) = (of_member.chain.clone(), of_member.base.clone());
             let copy = self.state.copies.get_mut(&place)?;
+            (copy.chain, copy.base) = (chain, base);
             // It holds what this engine gives it, whatever it held, and records the epoch that takes it in first.
             (copy.holds, copy.birth, copy.recorded) = (holds, birth, Some(next));
             self.state.count("a replica was filled");
@@ -423,7 +520,8 @@ impl Turn<'_> {
         let Some(volume) = self.state.volumes.get_mut(&self.engine.volume) else { return };
         let (before, birth) = (volume.answered, volume.birth);
         volume.answered += 1;
-        let behind = |c: &Copy| c.holds != before || c.birth != birth;
+        let is_unsafe = volume.quorum == Quorum::Unsafe;
+        let behind = |c: &Copy| c.holds != before && !is_unsafe || c.birth != birth;
         for place in places {
             let Some(copy) = self.state.copies.get_mut(&place) else { continue };
             if behind(copy) {

@@ -6,9 +6,11 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::api_server::ApiServer;
+use crate::chain::{FOR_CLONE, Layer};
 use crate::cluster::{Cluster, TOOK_BACK};
 use crate::engine::Phase;
 use crate::pass;
+use crate::world::State;
 
 /// How long it may take: what failed is waited for ten minutes, and replaced one after the other.
 const PATIENCE: Duration = Duration::from_secs(3_600);
@@ -40,10 +42,11 @@ pub(crate) async fn comes_to_rest(cluster: &mut Cluster) {
         }
         if waited == TAKEN_BACK {
             while cluster.take_back() {}
+            cluster.give_up_clones();
         }
         if waited >= PATIENCE {
             let mut what = format!("after {waited:?} without faults: {}", open.join("; "));
-            for kind in ["volumes", "engines", "replicas", "volumeattachments", "nodes"] {
+            for kind in ["volumes", "engines", "replicas", "snapshots", "volumeattachments", "nodes"] {
                 for object in cluster.server.all(kind) {
                     what.push_str(&format!("\n{kind} {}", without_noise(object)));
                 }
@@ -97,6 +100,7 @@ fn open(cluster: &Cluster) -> Vec<String> {
     }
     processes(cluster, &mut open);
     devices(cluster, &mut open);
+    snapshots(cluster, &mut open);
     copies(cluster, &mut open);
     open
 }
@@ -226,6 +230,80 @@ fn processes(cluster: &Cluster, open: &mut Vec<String>) {
             open.push(format!("the process of {name} is left on {node}"));
         }
     }
+}
+
+/// Notes of which clones people were told that they hold what they are made of.
+pub(crate) fn note_clones(server: &ApiServer, state: &mut State) {
+    for (name, volume) in &mut state.volumes {
+        let told = server.get("volumes", name).unwrap_or_default();
+        volume.is_cloned = told["status"]["cloneStatus"]["state"] == "completed";
+    }
+}
+
+/// Each snapshot is what its resource says, and each resource is one that is wanted.
+fn snapshots(cluster: &Cluster, open: &mut Vec<String>) {
+    let state = cluster.world.state();
+    let resources = cluster.server.all("snapshots");
+    for resource in &resources {
+        let (name, status) = (resource["metadata"]["name"].as_str().unwrap_or_default(), &resource["status"]);
+        let volume = resource["spec"]["volume"].as_str().unwrap_or_default();
+        let birth = state.volumes.get(volume).filter(|v| !v.is_deleted).map(|v| v.birth);
+        let known = state.snapshots.get(name);
+        let is_wanted = known.is_some_and(|k| !k.is_deleted && Some(k.birth) == birth);
+        // One that is gone by itself has no resource, but for one that was asked for by that.
+        let is_used = !cluster.asked_for(volume).is_empty();
+        let is_left = known.is_some_and(|k| k.is_removed && k.is_unnamed && is_used);
+        if !is_wanted || is_left || !resource["metadata"]["deletionTimestamp"].is_null() {
+            open.push(format!("snapshot {name} of {volume} is left: {known:?}"));
+            continue;
+        }
+        let is_removed = known.is_some_and(|k| k.is_removed);
+        // Nobody tells of a chain that rests.
+        let is_told = is_used || !is_removed;
+        let is_ready = status["readyToUse"] == true;
+        if is_told && (is_ready == is_removed || !is_removed && !has_layer(&state, volume, name)) {
+            open.push(format!("snapshot {name} of {volume} says of itself {status}, and is {known:?}"));
+        }
+    }
+    for (name, known) in &state.snapshots {
+        let is_there =
+            state.volumes.get(&known.volume).is_some_and(|v| v.birth == known.birth && !v.is_deleted);
+        let is_used = !cluster.asked_for(&known.volume).is_empty();
+        let has_resource = resources.iter().any(|r| r["metadata"]["name"] == *name);
+        let was_asked = !known.is_unnamed || known.holds.is_some() && is_used;
+        if is_there
+            && was_asked
+            && !known.is_deleted
+            && !has_resource
+            && !(known.is_unnamed && known.is_removed)
+        {
+            open.push(format!("snapshot {name} has no resource: {known:?}"));
+        }
+        if is_there
+            && is_used
+            && (known.is_deleted || known.is_removed)
+            && has_layer(&state, &known.volume, name)
+        {
+            open.push(format!("snapshot {name} is there: {known:?}"));
+        }
+    }
+    for (place, copy) in &state.copies {
+        let is_used = !cluster.asked_for(&copy.volume).is_empty();
+        let is_of_clone = |layer: &&Layer| layer.name.starts_with(FOR_CLONE) && layer.removed.is_none();
+        if let Some(layer) = copy.chain.iter().find(is_of_clone).filter(|_| is_used) {
+            open.push(format!("{layer:?}, which was for a clone, is left in {place:?}"));
+        }
+    }
+}
+
+/// True if what people would use of a volume has that snapshot.
+fn has_layer(state: &State, volume: &str, name: &str) -> bool {
+    let Some(known) = state.volumes.get(volume) else { return false };
+    let mut whole = state
+        .copies
+        .values()
+        .filter(|c| c.volume == volume && c.birth == known.birth && c.holds == known.answered);
+    whole.any(|copy| copy.chain.iter().any(|layer| layer.name == name && layer.removed.is_none()))
 }
 
 /// A device is where its volume is, or was when it came to rest; of one that nobody has had yet nothing is known.

@@ -2,8 +2,9 @@
 //! without power, cut off from the API server or from one another, disks that fail and are lost, requests that fail and answers
 //! that get lost, news that is late. The managers are the real ones, leases, watches and all; what they meet is simulated.
 //!
-//! No copy is removed that alone holds everything that was answered, no engine serves less than that, and once nothing is wrong
-//! any more every volume comes to what was asked for and the managers to rest.
+//! No copy is removed that alone holds everything that was answered, no engine serves less than that, no clone other than what it
+//! is made of, no snapshot is lost or taken twice, no device goes that is in use, and once nothing is wrong any more every volume comes
+//! to what was asked for, its snapshots to what their resources say, and the managers to rest; what devices it has left are gone.
 //!
 //!     LH_SEED=7 cargo test -p lh-cluster --test seeds        one course, told step by step
 //!     LH_SEEDS=1000 cargo test -p lh-cluster --test seeds    so many
@@ -11,12 +12,14 @@
 mod agent;
 #[path = "../api_server/mod.rs"]
 mod api_server;
+mod chain;
 mod clock;
 mod cluster;
 mod dice;
 mod engine;
 mod judge;
 mod script;
+mod wishes;
 mod world;
 
 use std::collections::BTreeMap;
@@ -29,16 +32,18 @@ use script::Script;
 use world::World;
 
 /// Steps of a course.
-const STEPS: u64 = 60;
+const STEPS: u64 = 64;
 
 /// Seeds of the usual run.
-const SEEDS: u64 = 16;
+const SEEDS: u64 = 12;
 
 /// Within so many courses it is missed what is taken out.
 const SABOTAGED: u64 = 60;
 
 /// What has to happen in the courses of the usual run: what does not tells nothing.
-const HAPPENS: [&str; 29] = [
+const HAPPENS: [&str; 37] = [
+    "a clone was served",
+    "a copy for a clone was made",
     "a copy was removed",
     "a device that was left behind was taken away",
     "a disk could not be used",
@@ -48,13 +53,14 @@ const HAPPENS: [&str; 29] = [
     "a migration was confirmed too early",
     "a migration was given up",
     "a node lost its power",
-    "a new stay began beside a device of an earlier one",
     "a node was cut off from the API server",
     "a node was cut off from the others",
     "a node was lost for good",
     "a relay found its engine elsewhere",
     "a relay was started",
     "a replica was filled",
+    "a snapshot was folded away",
+    "a snapshot was taken",
     "a volume was deleted",
     "a write was answered",
     "a write was answered through a relay",
@@ -62,11 +68,16 @@ const HAPPENS: [&str; 29] = [
     "an engine began without a member",
     "an engine lost all its members",
     "an engine took a relay's place",
+    "an engine waited for a majority",
     "an engine was shut out",
     "an instance manager did not answer",
     "requests failed",
+    "somebody asked for a snapshot",
     "somebody deleted a replica",
+    "somebody deleted a snapshot",
+    "somebody removed a snapshot beside its resource",
     "somebody took a deleted replica back",
+    "somebody took a snapshot beside the resources",
     "watches told nothing",
 ];
 
@@ -117,7 +128,7 @@ async fn course(seed: u64, fenceless: bool) -> Course {
     Course {
         counts: state.counts.clone(),
         story: cluster.story.clone(),
-        chronicle: cluster.server.chronicle(&["volumes", "engines", "replicas"]),
+        chronicle: cluster.server.chronicle(&["volumes", "engines", "replicas", "snapshots"]),
         wrongs: state.wrongs.clone(),
     }
 }

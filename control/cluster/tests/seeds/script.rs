@@ -3,18 +3,20 @@
 
 use std::time::Duration;
 
+use lh_cluster::api::Quorum;
 use serde_json::json;
 
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::dice::Dice;
+use crate::judge;
 use crate::world::{Disk, Place, State};
 
 /// Most that is wrong at a time.
 const WRONG_AT_ONCE: usize = 3;
 
 /// The volumes.
-const VOLUMES: [&str; 2] = ["apple", "birch"];
+pub(crate) const VOLUMES: [&str; 3] = ["apple", "birch", "cedar"];
 
 /// Something that is wrong, until it is mended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +105,7 @@ impl Script {
         }
         let kind = *self
             .dice
-            .pick(&["replicas", "engines", "volumes", "nodes", "volumeattachments"])
+            .pick(&["replicas", "engines", "volumes", "nodes", "volumeattachments", "snapshots"])
             .unwrap_or(&"replicas");
         let leader = cluster.leader().filter(|leader| self.nodes.contains(leader));
         let fault = match self.dice.below(18) {
@@ -164,10 +166,20 @@ impl Script {
         let path = State::disk_path(node);
         let members = cluster.member_directories();
         let may = {
-            let state = cluster.world.state();
+            let mut state = cluster.world.state();
+            judge::note_clones(&cluster.server, &mut state);
+            let state = &*state;
             let here: Vec<&Place> = state.copies.keys().filter(|(disk, _)| *disk == path).collect();
             let is_good = state.hosts.get(node).is_some_and(|h| h.disk == Disk::Good && h.runs);
+            // What most have is needed there.
+            let needs = |place: &&Place| {
+                let copy = &state.copies[*place];
+                let volume =
+                    state.volumes.get(&copy.volume).filter(|v| v.birth == copy.birth && !v.is_deleted);
+                volume.is_some_and(|v| v.quorum == Quorum::Majority)
+            };
             is_good
+                && !here.iter().any(needs)
                 && here.into_iter().all(|place| state.others_of(place, |other| members.contains(&other.1)))
         };
         if !may {
@@ -214,14 +226,23 @@ impl Script {
         let node = self.node();
         if cluster.server.get("volumes", volume).is_none() {
             let (replicas, stale) = (1 + self.dice.below(3), 1 + self.dice.below(20));
-            let migrates = self.dice.percent(50);
+            let migrates = self.dice.percent(70);
             let kind = if migrates { ", migrates" } else { "" };
+            let quorum = match self.dice.below(8) {
+                0 | 1 => Quorum::Majority,
+                2 => Quorum::Unsafe,
+                _ => Quorum::Any,
+            };
+            let origin = self.source(cluster, volume);
+            let of =
+                origin.as_ref().map(|o| format!(", of {} {:?}", o.volume, o.snapshot)).unwrap_or_default();
             cluster.tell(&format!(
-                "{volume} is made with {replicas} replicas, which are stale after {stale} min{kind}"
+                "{volume} is made with {replicas} replicas, which are stale after {stale} min{kind}{of}, quorum {quorum}"
             ));
-            return cluster.create_volume(volume, replicas, stale, migrates);
+            return cluster.create_volume(volume, replicas, stale, migrates, quorum, origin);
         }
-        match self.dice.below(20) {
+        match self.dice.below(26) {
+            20..=25 => self.ask_for_snapshots(cluster, volume),
             0..=6 => self.move_to(cluster, volume, &node),
             7 => self.attach(cluster, volume, &[]),
             8 | 9 => {
@@ -236,7 +257,11 @@ impl Script {
                     (replica["metadata"]["name"].as_str().unwrap_or_default(), &replica["spec"]);
                 let text = |field: &str| spec[field].as_str().unwrap_or_default().to_owned();
                 let place = (text("diskPath"), text("dataDirectoryName"));
-                let may = cluster.world.state().others_hold(&place);
+                let may = {
+                    let mut state = cluster.world.state();
+                    judge::note_clones(&cluster.server, &mut state);
+                    state.others_hold(&place)
+                };
                 // The webhook refuses to let the last one go; a garbage collector asks none.
                 if !may && !self.dice.percent(20) {
                     return;

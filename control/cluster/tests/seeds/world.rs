@@ -3,13 +3,15 @@
 //! Of a volume's data only this counts: how many writes were answered, and how many each copy holds. An engine answers a write
 //! once all members of its epoch hold it, so that a copy holds all up to one of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lh_block::{EpochOrder, Generation};
+use lh_block::{Epoch, EpochOrder, Generation};
+use lh_cluster::api::Quorum;
 use tokio::sync::Notify;
 
+use crate::chain::{Known, Layer};
 use crate::clock;
 use crate::engine::Engine;
 
@@ -34,6 +36,10 @@ pub(crate) struct State {
     pub(crate) engines: BTreeMap<Name, Engine>,
     pub(crate) replicas: BTreeMap<Name, Replica>,
     pub(crate) volumes: BTreeMap<String, Volume>,
+    /// Those that people have asked for, by name.
+    pub(crate) snapshots: BTreeMap<String, Known>,
+    /// What is taken for clones: of which volume, and how many writes it holds.
+    pub(crate) taken_for_clones: BTreeSet<(u64, u64)>,
     /// By their nodes and volumes.
     pub(crate) devices: BTreeMap<Name, Device>,
     /// What must not have happened, and did.
@@ -83,6 +89,33 @@ pub(crate) struct Copy {
     pub(crate) before: Generation,
     /// The last epoch that it has recorded.
     pub(crate) recorded: Option<EpochOrder>,
+    /// The last one that counted, as far as it has heard.
+    pub(crate) epoch: Option<Epoch>,
+    /// Its snapshots, the oldest first.
+    pub(crate) chain: Vec<Layer>,
+    /// What it is a clone of; `None`: it began empty.
+    pub(crate) base: Option<Base>,
+}
+
+/// What a clone began with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Base {
+    pub(crate) volume: String,
+    /// Which of the volumes of that name.
+    pub(crate) birth: u64,
+    /// Writes that the snapshot held; `None`: it was folded away while it was copied.
+    pub(crate) holds: Option<u64>,
+}
+
+/// What people asked a clone to be made of.
+#[derive(Clone, Debug)]
+pub(crate) struct Origin {
+    pub(crate) volume: String,
+    /// `None`: as the volume is when it is copied.
+    pub(crate) snapshot: Option<String>,
+    /// Which of the volumes of that name was there, and how many writes had been answered.
+    pub(crate) birth: u64,
+    pub(crate) answered: u64,
 }
 
 /// The process of a replica.
@@ -90,6 +123,19 @@ pub(crate) struct Copy {
 pub(crate) struct Replica {
     pub(crate) place: Place,
     pub(crate) uuid: String,
+    /// It makes its directory first, from another one.
+    pub(crate) copying: Option<Copying>,
+    /// Why it has ended; empty if it has not.
+    pub(crate) error: String,
+}
+
+/// A copy of another volume's directory that is being made.
+#[derive(Debug)]
+pub(crate) struct Copying {
+    pub(crate) from: Place,
+    pub(crate) snapshot: String,
+    /// The snapshot was folded away meanwhile.
+    pub(crate) is_spoiled: bool,
 }
 
 /// What a volume is shown as on a host. It outlives its engine.
@@ -102,7 +148,7 @@ pub(crate) struct Device {
 }
 
 /// What a user knows of a volume.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Volume {
     /// Tells it from others of its name.
     pub(crate) birth: u64,
@@ -110,6 +156,35 @@ pub(crate) struct Volume {
     pub(crate) answered: u64,
     /// The user has deleted it.
     pub(crate) is_deleted: bool,
+    /// Who has to agree on its members. Nothing is promised of what a volume holds for which nobody has to.
+    pub(crate) quorum: Quorum,
+    /// What it is to be a clone of.
+    pub(crate) origin: Option<Origin>,
+    /// What it was when it was served first.
+    pub(crate) base: Option<Base>,
+    /// People were told that it holds what it was cloned from.
+    pub(crate) is_cloned: bool,
+}
+
+impl Volume {
+    /// True for what a volume may be that was to be a clone of this.
+    pub(crate) fn may_begin_with(&self, base: Option<&Base>, state: &State) -> bool {
+        let (Some(origin), Some(base)) = (&self.origin, base) else {
+            return self.origin.is_none() && base.is_none();
+        };
+        // Another volume of that name may have come since.
+        let is_of = base.volume == origin.volume && base.birth >= origin.birth;
+        let Some(holds) = base.holds.filter(|_| is_of) else { return false };
+        match &origin.snapshot {
+            Some(name) => {
+                state.snapshots.get(name).is_some_and(|s| s.birth == base.birth && s.holds == Some(holds))
+            }
+            None => {
+                let is_late = base.birth > origin.birth || holds >= origin.answered;
+                is_late && state.taken_for_clones.contains(&(base.birth, holds))
+            }
+        }
+    }
 }
 
 impl State {
@@ -152,15 +227,21 @@ impl State {
     pub(crate) fn others_of(&self, place: &Place, counts: impl Fn(&Place) -> bool) -> bool {
         let Some(copy) = self.copies.get(place) else { return true };
         let Some(volume) = self.volumes.get(&copy.volume) else { return true };
+        let holds_nothing = volume.answered == 0 && !(volume.is_cloned && copy.base.is_some());
+        let is_unsafe = volume.quorum == Quorum::Unsafe;
         if volume.is_deleted
+            || is_unsafe
             || copy.birth != volume.birth
             || copy.holds < volume.answered
-            || volume.answered == 0
+            || holds_nothing
         {
             return true;
         }
         self.copies.iter().any(|(other, c)| {
-            let is_whole = c.volume == copy.volume && c.birth == volume.birth && c.holds == volume.answered;
+            let is_whole = c.volume == copy.volume
+                && c.birth == volume.birth
+                && c.holds == volume.answered
+                && c.base == copy.base;
             other != place && is_whole && self.is_readable(other) && counts(other)
         })
     }
