@@ -196,7 +196,7 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
     let replicas = record.replicas.iter().enumerate().map(|(number, replica)| {
         let said = engine.as_ref().and_then(|e| find(&e.replicas, &replica.name));
         let last = last_modes.mode(number, replica);
-        replica_view(root, replica, said, known.get(&replica.name), last)
+        replica_view(root, (&record.name, replica), said, known.get(&replica.name), last)
     });
     let mut replicas: Vec<ReplicaView> = replicas.collect();
     name_what_is_left(&record.name, engine.as_ref(), &damaged, &mut replicas);
@@ -405,7 +405,7 @@ fn find<'a>(replicas: &'a [ptypes::ControllerReplica], name: &str) -> Option<&'a
 
 fn replica_view(
     root: &Root,
-    record: &ReplicaRecord,
+    (volume, record): (&str, &ReplicaRecord),
     said: Option<&ptypes::ControllerReplica>,
     process: Option<&ProcessRecord>,
     last: &'static str,
@@ -413,6 +413,12 @@ fn replica_view(
     let remark = match (said, process) {
         // Why it ended says more than that the engine does not reach it.
         (_, Some(process)) if process.state == State::Error || is_dying(process) => process.error.clone(),
+        // It ended as asked, by whoever that was: nobody starts it by himself.
+        (Some(said), Some(process))
+            if process.state == State::Stopped && said.mode() == ptypes::ReplicaMode::Err =>
+        {
+            format!("its process was told to end: `longhornctl up {volume}` starts it again")
+        }
         (Some(said), _) if said.mode() == ptypes::ReplicaMode::Wo && said.rebuild_progress > 0 => {
             format!("{} % in sync", said.rebuild_progress)
         }
