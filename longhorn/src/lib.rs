@@ -15,4 +15,5 @@ mod progress;
 mod reader;
 mod search_path;
 mod sentence;
+mod signals;
 mod tell;

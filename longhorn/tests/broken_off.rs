@@ -15,7 +15,7 @@ use control::proto::imrpc::process_manager_service_client::ProcessManagerService
 use control::proto::imrpc::{ProcessCreateRequest, ProcessDeleteRequest, ProcessSpec};
 use host::{Host, has_ended, is_healthy, kill_9, pid, signal, until};
 use nix::fcntl::{Flock, FlockArg};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{SigSet, Signal};
 use nix::sys::stat::{Mode, SFlag, major, minor, mknod};
 use replica::store::SnapshotView;
 use serde_json::Value;
@@ -220,6 +220,44 @@ fn who_waits_for_an_engine_that_can_come_is_not_failed_by_a_down() {
     host.refused(&["down", volume], "is in use");
     assert!(writer.wait().unwrap().success(), "its request was answered");
     drop(user);
+    host.ok(&["down", volume]);
+}
+
+/// Whoever has signals blocked hands that down to what he starts, and so would that.
+#[test]
+fn signals_end_what_was_started_by_whom_no_signal_ends() {
+    let Some(host) = Host::new("blocked") else { return };
+    let volume = host.volume.as_str();
+    let before = SigSet::thread_get_mask().unwrap();
+    SigSet::all().thread_set_mask().unwrap();
+    let done = host.run(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    before.thread_set_mask().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let processes = host.processes();
+    assert_eq!(processes.len(), 3, "a manager, an engine and a replica");
+    for process in processes {
+        let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+        let blocked = u64::from_str_radix(blocked.trim(), 16).unwrap();
+        for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+            assert_eq!(blocked >> (signal as i32 - 1) & 1, 0, "{signal}: {status}");
+        }
+    }
+    host.ok(&["down", volume]);
+}
+
+/// A replica that somebody ends by `kill` has done as it was told, and is not started again by itself: who looks is told how.
+#[test]
+fn of_a_replica_that_was_told_to_end_is_said_what_starts_it() {
+    let Some(host) = Host::new("ended") else { return };
+    let volume = host.volume.as_str();
+    up(&host, "1");
+    let replica = pid(&healthy(&host)["replicas"][0]["pid"]);
+    signal(replica, Signal::SIGTERM);
+    let step = format!("longhornctl --root {} up {volume}", host.dir.path().display());
+    host.wait("it is out", |s| text(&s["replicas"][0], "remark").contains(&step));
+    host.ok(&["up", volume]);
+    assert_eq!(text(&healthy(&host)["replicas"][0], "remark"), "");
     host.ok(&["down", volume]);
 }
 
