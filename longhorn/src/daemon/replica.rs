@@ -158,7 +158,7 @@ pub(super) fn run(args: ReplicaArgs) -> Result<()> {
         return Err(GivesUp(text.to_owned()).into());
     }
     keep_from_others();
-    super::open_files::raise_limit();
+    super::limits::raise();
     let key = control::host::read_key(&args.key_file).map_err(|e| GivesUp(e.to_string()))?;
     if let (Some(source), Some(snapshot)) = (&args.clone_from, &args.clone_snapshot) {
         copy(source, snapshot, &args.directory)?;

@@ -28,7 +28,7 @@ use super::waits::Waits;
 use super::{ControllerArgs, UNENCRYPTED, stay};
 use crate::arguments::Quorum;
 use crate::arguments::{Checksum, Reads};
-use crate::daemon::{GivesUp, freeze, memory, open_files};
+use crate::daemon::{GivesUp, freeze, limits, memory};
 use crate::generation::{self, Served};
 use crate::reader::ReplicaAt;
 use crate::tell::tell;
@@ -44,7 +44,7 @@ const CLOSED: Duration = Duration::from_millis(500);
 
 /// Runs an engine.
 pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
-    open_files::raise_limit();
+    limits::raise();
     // Its queues have what they need from the start.
     memory::prepare(args.realtime.unwrap_or_default(), None, |_| ());
     let root = Root::at(&args.root).with_context(|| args.root.display().to_string())?;
