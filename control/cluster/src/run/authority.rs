@@ -102,12 +102,28 @@ async fn replicas_of(desk: &Desk, volume: &str) -> kube::Result<Vec<Replica>> {
     Ok(desk.api::<Replica>().list(&of_volume).await?.items)
 }
 
-/// True if a member of the epoch stays. The data of one that is deleted may go because others hold everything; once an epoch counted
-/// without those, nothing could begin the volume any more.
-fn has_future(epoch: &Epoch, replicas: &[Replica]) -> bool {
-    let stays =
-        |r: &Replica| r.metadata.deletion_timestamp.is_none() && epoch.members.contains(&r.name_any());
-    replicas.iter().any(stays)
+/// What becomes of an epoch's members, worst first. The data of one that is deleted may go because others hold everything; once an epoch
+/// counted without those, nothing could begin the volume any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Future {
+    /// The data of none stays.
+    Lost,
+    /// One is deleted, and its data there still: it goes after the volume tells of it ([`super::replicas`]).
+    Kept,
+    /// One stays.
+    Stays,
+}
+
+/// By the volume as it is, and its replicas as they were read after it.
+fn future(epoch: &Epoch, volume: &Volume, replicas: &[Replica]) -> Future {
+    let removed = volume.status.as_ref().map_or("", |status| &status.data_removed_of);
+    let of = |replica: &Replica| match &replica.metadata.deletion_timestamp {
+        None => Future::Stays,
+        Some(_) if replica.metadata.uid.as_deref() == Some(removed) => Future::Lost,
+        Some(_) => Future::Kept,
+    };
+    let members = replicas.iter().filter(|r| epoch.members.contains(&r.name_any()));
+    members.map(of).max().unwrap_or(Future::Lost)
 }
 
 async fn load(desk: &Desk, volume: &str) -> Reply {
@@ -135,10 +151,10 @@ async fn store(desk: &Desk, volume: &str, expected: Option<(Generation, u64)>, e
         }
         match replicas_of(desk, volume).await {
             // Asked for again after its time: an engine that was out of reach has not heard what is removed meanwhile.
-            // Where none of those who count stays either, nobody's data goes.
             Ok(replicas)
-                if !has_future(epoch, &replicas)
-                    && stored.as_ref().is_some_and(|stored| has_future(stored, &replicas)) =>
+                if stored
+                    .as_ref()
+                    .is_some_and(|s| future(epoch, &read, &replicas) < future(s, &read, &replicas)) =>
             {
                 return Reply::Conflict(stored);
             }
@@ -358,23 +374,37 @@ mod tests {
     async fn an_epoch_whose_members_are_all_deleted_does_not_count() {
         let old = Epoch { members: vec!["a".into(), "b".into()], ..epoch(1, 1) };
         let new = Epoch { members: vec!["b".into()], ..epoch(1, 2) };
-        let status = VolumeStatus { epoch: Some(EpochRecord::from(&old)), ..VolumeStatus::default() };
-        let volume = Volume { status: Some(status), ..Volume::new("demo", VolumeSpec::default()) };
+        let volume = |data_removed_of: &str| {
+            let (epoch, data_removed_of) = (Some(EpochRecord::from(&old)), data_removed_of.to_owned());
+            let status = VolumeStatus { epoch, data_removed_of, ..VolumeStatus::default() };
+            Volume { status: Some(status), ..Volume::new("demo", VolumeSpec::default()) }
+        };
         let replica = |name: &str, is_deleted: bool| {
             let mut replica = Replica::new(name, ReplicaSpec::default());
+            replica.metadata.uid = Some(format!("of {name}"));
             let time = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
             replica.metadata.deletion_timestamp = is_deleted.then(|| time.into());
             replica
         };
         let cases = [
-            ("b stays", vec![replica("a", true), replica("b", false)], true),
-            ("b is deleted", vec![replica("a", false), replica("b", true)], false),
-            ("b is gone", vec![replica("a", false)], false),
-            ("both are deleted", vec![replica("a", true), replica("b", true)], true),
+            ("b stays", "", vec![replica("a", true), replica("b", false)], true),
+            ("b is deleted", "", vec![replica("a", false), replica("b", true)], false),
+            ("b is gone", "of b", vec![replica("a", false)], false),
+            ("both are deleted", "", vec![replica("a", true), replica("b", true)], true),
+            ("a's data goes", "of a", vec![replica("a", true), replica("b", true)], true),
+            (
+                "b's data goes, and a was deleted since",
+                "of b",
+                vec![replica("a", true), replica("b", true)],
+                false,
+            ),
+            ("b is gone, and a was deleted since", "of b", vec![replica("a", true)], false),
+            ("both are gone", "of b", vec![], true),
         ];
-        for (what, replicas, counts) in cases {
+        for (what, removed, replicas, counts) in cases {
             let written = Arc::default();
-            let reply = store(&with(&volume, &replicas, &written), "demo", Some(old.order()), &new).await;
+            let desk = with(&volume(removed), &replicas, &written);
+            let reply = store(&desk, "demo", Some(old.order()), &new).await;
             let expected = if counts { Reply::Stored } else { Reply::Conflict(Some(old.clone())) };
             assert_eq!(reply, expected, "{what}");
             assert_eq!(written.lock().unwrap().len(), usize::from(counts), "{what}");
