@@ -3,7 +3,7 @@
 //! A command that is interrupted takes its progress off the terminal, says what it leaves and what goes on without it, and ends
 //! with the status that shells give for the signal: 130, 143, 129. Most have nothing to take back: a volume's processes are
 //! its manager's, and what an engine was asked for it does to the end. Those that have something hold the signal up
-//! ([`hold`]) and look for it themselves; a second signal ends them where they are.
+//! ([`hold`]) and look for it themselves; a second signal, other than SIGHUP, ends them where they are.
 
 use std::fs;
 use std::io::{self, IsTerminal, Write};
@@ -78,6 +78,10 @@ fn ignored(status: &str) -> u64 {
 }
 
 fn take(signal: Signal) {
+    // Of one terminal that was closed the shell and the kernel tell, one right after the other.
+    if signal == Signal::SIGHUP && CAME.load(Ordering::SeqCst) != 0 {
+        return;
+    }
     let is_first = CAME.swap(signal as i32, Ordering::SeqCst) == 0;
     if !is_first || HELD.load(Ordering::SeqCst) == 0 {
         end();
