@@ -40,7 +40,8 @@ const ANSWER_MAX: usize = size_of::<OutHeader>() + size_of::<AttrOut>();
 
 /// Seconds that the kernel may keep the file's attributes: a year. Who lists a host's loop devices (LOOP_GET_STATUS64) has the kernel
 /// ask for those of each one's file, and `losetup -a` and `mount -o loop` of any file would wait for a volume whose engine is
-/// away. A new size is told ([`crate::proto::size_notification`]), whatever was kept.
+/// away. A write makes what is kept of size and times stale; before Linux 5.16 all of it (`fuse_direct_write_iter` of fs/fuse/file.c), and
+/// who lists waits there still. A new size is told ([`crate::proto::size_notification`]), whatever was kept.
 const KEPT: u64 = 365 * 24 * 60 * 60;
 
 /// An answer without the data of a READ.
