@@ -60,10 +60,9 @@ pub use observe::{ReplicaView, VolumeView};
 pub use snapshot_view::SnapshotView;
 
 use crate::arguments::{DEFAULT_ROOT, ROOT_VARIABLE, end, parse};
-use crate::next_step;
 use crate::sentence::sentence;
-use crate::signals;
 use crate::tell::tell;
+use crate::{limits, next_step, signals};
 use args::{
     CheckCommand, Command, ExportCommand, InstallCommand, Output, ReplicaCommand, SnapshotCommand,
     TrimCommand, UpCommand,
@@ -81,6 +80,7 @@ struct Context {
 /// Runs the command that the command line asks for.
 pub fn main() -> ExitCode {
     signals::unblock();
+    limits::lift_file_length();
     let program = parse::<Program>().unwrap_or_else(|e| match e.kind() {
         // With a root in the environment there is an argument, and clap shows no help by itself.
         ErrorKind::MissingSubcommand => show_help(&e),

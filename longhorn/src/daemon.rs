@@ -14,7 +14,6 @@ mod freeze;
 mod front;
 mod journal;
 mod keeper;
-mod limits;
 mod logging;
 mod manager;
 mod memory;
@@ -38,7 +37,7 @@ pub(crate) use replica::{keep_from_others, layer};
 
 use crate::arguments::{DEFAULT_ROOT, ROOT_VARIABLE, end, parse, root_path};
 use crate::sentence::sentence;
-use crate::signals;
+use crate::{limits, signals};
 use crate::tell::tell;
 
 /// A failure that another start would meet again. Its text is the sentence for people.
@@ -137,6 +136,7 @@ for running volumes: the next one takes them over.";
 /// Runs the program that the command line asks for.
 pub fn main() -> ExitCode {
     signals::unblock();
+    limits::lift_file_length();
     let mut args = std::env::args_os();
     if args.next().is_some_and(|name| name == LAUNCH_NAME) {
         let e = run_launched(args);

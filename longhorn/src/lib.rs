@@ -9,6 +9,7 @@ pub mod daemon;
 mod device_names;
 mod generation;
 mod kernel;
+mod limits;
 mod mounts;
 mod next_step;
 mod progress;

@@ -28,8 +28,9 @@ use super::waits::Waits;
 use super::{ControllerArgs, UNENCRYPTED, stay};
 use crate::arguments::Quorum;
 use crate::arguments::{Checksum, Reads};
-use crate::daemon::{GivesUp, freeze, limits, memory};
+use crate::daemon::{GivesUp, freeze, memory};
 use crate::generation::{self, Served};
+use crate::limits;
 use crate::reader::ReplicaAt;
 use crate::tell::tell;
 
@@ -44,7 +45,7 @@ const CLOSED: Duration = Duration::from_millis(500);
 
 /// Runs an engine.
 pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
-    limits::raise();
+    limits::raise_open_files();
     // Its queues have what they need from the start.
     memory::prepare(args.realtime.unwrap_or_default(), None, |_| ());
     let root = Root::at(&args.root).with_context(|| args.root.display().to_string())?;
