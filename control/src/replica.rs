@@ -81,6 +81,8 @@ pub struct ReplicaStatus {
     pub size: u64,
     /// The highest generation that was ever fenced for.
     pub generation: Generation,
+    /// It has recorded an epoch.
+    pub epoch_recorded: bool,
     /// An engine uses it.
     pub open: bool,
     /// It was not closed cleanly since its last write.
@@ -157,6 +159,7 @@ fn message(status: ReplicaStatus) -> ptypes::Replica {
         snapshot_size_usage: snapshots.map(|l| l.allocated).sum::<u64>().try_into().unwrap_or(i64::MAX),
         snapshot_count_total: count(status.chain.len().saturating_sub(1)),
         generation: status.generation.into(),
+        epoch_recorded: status.epoch_recorded,
         ..Default::default()
     }
 }

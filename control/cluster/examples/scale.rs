@@ -159,7 +159,7 @@ impl Agent for PretendedNode {
 
     async fn replica(&self, name: &str) -> Option<ReplicaView> {
         let seen = *self.processes().replicas.get(name)?;
-        Some(ReplicaView { generation: Generation::from(seen) })
+        Some(ReplicaView { generation: Generation::from(seen), epoch_recorded: true })
     }
 
     fn replica_address(&self, name: &str, _: &ProcessView) -> String {

@@ -144,6 +144,8 @@ pub struct TrimView {
 pub struct ReplicaView {
     /// The highest generation that it has seen.
     pub generation: Generation,
+    /// It has recorded an epoch.
+    pub epoch_recorded: bool,
 }
 
 /// What was found where a disk should be.

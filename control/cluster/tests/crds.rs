@@ -36,6 +36,7 @@ const ADDED: &[(&str, &str)] = &[
     ("Replica", "spec.cloneFrom.directory"),
     ("Replica", "spec.cloneFrom.snapshot"),
     ("Replica", "status.address"),
+    ("Replica", "status.epochRecorded"),
     ("Replica", "status.failedImage"),
     ("Replica", "status.generation"),
     ("Replica", "status.mapKey"),

@@ -158,7 +158,7 @@ pub(super) fn run(args: ReplicaArgs) -> Result<()> {
         return Err(GivesUp(text.to_owned()).into());
     }
     keep_from_others();
-    super::limits::raise();
+    crate::limits::raise_open_files();
     let key = control::host::read_key(&args.key_file).map_err(|e| GivesUp(e.to_string()))?;
     if let (Some(source), Some(snapshot)) = (&args.clone_from, &args.clone_snapshot) {
         copy(source, snapshot, &args.directory)?;
@@ -315,6 +315,7 @@ fn describe(status: &Status) -> Option<ReplicaStatus> {
     Some(ReplicaStatus {
         size: state.size,
         generation: live.generation.max(state.previous_generation),
+        epoch_recorded: state.epoch.is_some(),
         open: live.mode == Mode::Serving,
         dirty: !state.clean,
         rebuilding: state.rebuilding,

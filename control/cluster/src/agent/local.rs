@@ -230,7 +230,10 @@ async fn ask_chain(channel: Channel) -> Result<Vec<Layer>, Status> {
 
 async fn ask_replica(channel: Channel) -> Result<Option<ReplicaView>, Status> {
     let answer = ReplicaServiceClient::new(channel).replica_get(()).await?.into_inner();
-    Ok(answer.replica.map(|replica| ReplicaView { generation: replica.generation.into() }))
+    Ok(answer.replica.map(|replica| ReplicaView {
+        generation: replica.generation.into(),
+        epoch_recorded: replica.epoch_recorded,
+    }))
 }
 
 #[async_trait]

@@ -191,6 +191,9 @@ pub struct ReplicaStatus {
     /// The highest number of an engine that the replica has seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation: Option<GenerationText>,
+    /// It has recorded an epoch, so that it tells in which it was: one that is being filled for the first time has none.
+    #[serde(skip_serializing_if = "is_default")]
+    pub epoch_recorded: bool,
     /// Where an engine reaches the replica's data.
     #[serde(skip_serializing_if = "is_default")]
     pub address: String,

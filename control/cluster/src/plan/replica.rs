@@ -203,6 +203,7 @@ fn run(o: &Observed<'_>, process: &ProcessView, status: &mut ReplicaStatus, acti
                 o.map_key.clone_into(&mut status.map_key);
                 let seen = status.generation.map_or(view.generation, |old| old.0.max(view.generation));
                 status.generation = Some(GenerationText(seen));
+                status.epoch_recorded |= view.epoch_recorded;
                 status.conditions.set_condition(SERVES, true, "", "", &now);
             }
             None if status.current_state == InstanceState::Running => {}
@@ -235,12 +236,13 @@ fn exchange(
     advance.exchange
 }
 
-/// What stays known of a replica without a process: the highest generation that it has seen, above all.
+/// What stays known of a replica without a process: the highest generation that it has seen, above all, and whether it was in an epoch.
 fn stopped(status: &mut ReplicaStatus) {
     let keep = ReplicaStatus {
         owner_id: std::mem::take(&mut status.owner_id),
         instance_manager_name: std::mem::take(&mut status.instance_manager_name),
         generation: status.generation,
+        epoch_recorded: status.epoch_recorded,
         conditions: std::mem::take(&mut status.conditions),
         current_image: std::mem::take(&mut status.current_image),
         failed_image: std::mem::take(&mut status.failed_image),
@@ -284,7 +286,7 @@ mod tests {
         process: Option<&ProcessView>,
         view: Option<u64>,
     ) -> Vec<Action> {
-        let view = view.map(|g| ReplicaView { generation: Generation::from(g) });
+        let view = view.map(|g| ReplicaView { generation: Generation::from(g), epoch_recorded: g > 5 });
         plan(&Observed {
             replica,
             node: "n1",

@@ -245,7 +245,7 @@ impl Agent for FakeAgent {
 
     async fn replica(&self, name: &str) -> Option<ReplicaView> {
         let seen = *self.machine().replicas.get(&(self.node.clone(), name.to_owned()))?;
-        Some(ReplicaView { generation: seen })
+        Some(ReplicaView { generation: seen, epoch_recorded: false })
     }
 
     fn replica_address(&self, name: &str, _: &ProcessView) -> String {

@@ -340,8 +340,8 @@ impl Agent for SimulatedNode {
         let state = self.world.state();
         self.disk(&state).ok()?;
         let replica = state.replicas.get(&self.name(name)).filter(|replica| replica.copying.is_none())?;
-        let place = &replica.place;
-        Some(ReplicaView { generation: state.copies.get(place)?.seen })
+        let copy = state.copies.get(&replica.place)?;
+        Some(ReplicaView { generation: copy.seen, epoch_recorded: copy.epoch.is_some() })
     }
 
     fn replica_address(&self, name: &str, _: &ProcessView) -> String {

@@ -3,8 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use lh_block::Generation;
-
 use super::{Action, Observed};
 use crate::api::{
     DataLocality, DesireState, Engine, EngineSpec, InstanceState, Quorum, Replica, ReplicaMode, ReplicaSpec,
@@ -177,13 +175,14 @@ impl<'a> Draft<'a> {
         self.o.replicas.iter().all(|r| r.spec.healthy_at.is_empty())
     }
 
-    /// True if an engine hears in which epochs the replica was: from the authority, or from the replica, if it ever had an engine.
+    /// True if an engine hears in which epochs the replica was: from the authority, or from the replica, if it has recorded any. One that
+    /// was being filled for the first time when its engine ended has not, and an engine that was told of it would count it among
+    /// those of which a majority has to tell.
     pub(super) fn tells_epochs(&self, name: &str) -> bool {
         match self.o.volume.spec.quorum {
             Quorum::Any => self.status.epoch.is_some(),
             Quorum::Majority => {
-                let seen = self.replica(name).and_then(|r| r.status.as_ref()?.generation);
-                seen.is_some_and(|seen| seen.0 > Generation::default())
+                self.replica(name).and_then(|r| r.status.as_ref()).is_some_and(|status| status.epoch_recorded)
             }
             Quorum::Unsafe => false,
         }

@@ -266,12 +266,18 @@ impl Draft<'_> {
         is_left && self.replica_state(name) != InstanceState::Running && self.was_never_served()
     }
 
+    /// True for a replica that is gone for good, of a volume whose majority decides: an engine that was told of it counts it among
+    /// those of which a majority has to tell, until one is started that was not.
+    fn is_counted_in_vain(&self, name: &str) -> bool {
+        self.o.volume.spec.quorum == Quorum::Majority && !self.replicas.contains_key(name)
+    }
+
     /// True for an engine that begins the volume with a replica that will not be there: it is to begin without it, under another
-    /// number. It may have begun by now; then the authority has its epoch, and the next one begins with that.
+    /// number. It may have begun by now; then its epoch is recorded, and the next one begins with that.
     fn waits_in_vain(&self) -> bool {
         let told = self.engine.as_ref().filter(|e| e.desire_state == DesireState::Running);
         let mut told = told.into_iter().flat_map(|e| e.replica_address_map.keys());
-        told.any(|name| self.is_no_loss(name))
+        told.any(|name| self.is_no_loss(name) || self.is_counted_in_vain(name))
     }
 
     /// True if the replicas that the engine needs are there. The very first start needs all of them: the one that is

@@ -368,6 +368,50 @@ fn replicas_that_were_never_in_sync_are_no_part_of_a_majority() {
     assert_eq!(world.status().state, VolumeState::Attached);
 }
 
+/// An engine counts those that it is told of, and one that has recorded nothing would be half of these for ever.
+#[test]
+fn one_that_was_being_filled_for_the_first_time_is_no_part_of_a_majority() {
+    let spec = VolumeSpec { quorum: Quorum::Majority, number_of_replicas: 1, ..VolumeSpec::default() };
+    let mut world = World::new(spec);
+    world.settle();
+    world.attach("n1");
+    world.attach("");
+    let first = world.replicas.keys().next().unwrap().clone();
+    let mut unfilled = world.replicas[&first].clone();
+    unfilled.metadata.name = Some("v-r-n4".to_owned());
+    (unfilled.spec.node_id, unfilled.spec.healthy_at) = ("n4".to_owned(), String::new());
+    let status = unfilled.status.as_mut().unwrap();
+    status.epoch_recorded = false;
+    assert!(status.generation.is_some(), "an engine had it");
+    world.replicas.insert("v-r-n4".to_owned(), unfilled);
+    world.volume_mut().spec.number_of_replicas = 2;
+    world.attach("n1");
+    assert_eq!(world.first_told, [first]);
+    assert_eq!(world.status().state, VolumeState::Attached);
+}
+
+/// Nor is it told that one of those has gone for good which it was told of.
+#[test]
+fn an_engine_that_waits_for_a_replica_that_is_gone_begins_again_without_it() {
+    let spec = VolumeSpec { quorum: Quorum::Majority, number_of_replicas: 2, ..VolumeSpec::default() };
+    let mut world = World::new(spec);
+    world.settle();
+    world.attach("n1");
+    world.attach("");
+    let mut names = world.replicas.keys().cloned();
+    let (stays, goes) = (names.next().unwrap(), names.next().unwrap());
+    drop(names);
+    world.cut_off.insert(goes.clone());
+    world.attach("n1");
+    world.pass(600);
+    assert_eq!((world.status().state, world.first_told.len()), (VolumeState::Attaching, 2));
+    let starts = world.starts;
+    world.replicas.remove(&goes);
+    world.settle();
+    assert_eq!(world.status().state, VolumeState::Attached);
+    assert_eq!((&world.first_told, world.starts), (&vec![stays], starts + 1));
+}
+
 #[test]
 fn nothing_is_begun_anew_beside_replicas_of_which_nobody_heard_that_they_were_written_to() {
     let mut world = World::new(VolumeSpec { quorum: Quorum::Majority, ..VolumeSpec::default() });

@@ -23,6 +23,8 @@ pub(super) struct World {
     pub(super) processes: BTreeMap<(String, String), bool>,
     /// Engines that were started, relays not among them.
     pub(super) starts: usize,
+    /// The replicas that the last of them was told of.
+    pub(super) first_told: Vec<String>,
     /// Nodes whose manager lives and does nothing yet.
     pub(super) late: BTreeSet<String>,
     pub(super) replicas: BTreeMap<String, Replica>,
@@ -71,6 +73,7 @@ impl World {
             engines: BTreeMap::new(),
             processes: BTreeMap::new(),
             starts: 0,
+            first_told: Vec::new(),
             late: BTreeSet::new(),
             replicas: BTreeMap::new(),
             attachment: None,
@@ -289,6 +292,7 @@ impl World {
             }
             self.processes.insert(process, false);
             self.starts += 1;
+            self.first_told = engine.spec.replica_address_map.keys().cloned().collect();
         }
         status.relaying = false;
         status.relay_address =
@@ -317,20 +321,24 @@ impl World {
             }
             modes.insert(name.clone(), mode);
         }
-        // The very first start needs all of them.
+        // The very first start needs all of them, and where a majority decides each needs one.
         let epoch = self.volume.as_ref().and_then(|v| v.status.as_ref()).and_then(|s| s.epoch.as_ref());
         let keeps_epochs = self.volume.as_ref().is_some_and(|v| v.spec.quorum == Quorum::Any);
         let is_first = keeps_epochs && epoch.is_none() && status.current_state != InstanceState::Running;
         let told = engine.spec.replica_address_map.len();
-        let serves = !members.is_empty() && (!is_first || members.len() == told);
+        let decides = self.volume.as_ref().is_some_and(|v| v.spec.quorum == Quorum::Majority);
+        let serves = !members.is_empty()
+            && (!is_first || members.len() == told)
+            && (!decides || members.len() > told / 2);
         status.current_state = if serves { InstanceState::Running } else { InstanceState::Starting };
         status.replica_mode_map = modes;
         status.current_replica_address_map.clone_from(&engine.spec.replica_address_map);
         status.current_size = engine.spec.volume_size;
         for name in &members {
             let status = self.replicas.get_mut(name).and_then(|r| r.status.as_mut());
-            status.expect("it runs").generation =
-                Some(GenerationText(Generation { attachment: 1, restart: 0 }));
+            let status = status.expect("it runs");
+            status.generation = Some(GenerationText(Generation { attachment: 1, restart: 0 }));
+            status.epoch_recorded = true;
         }
         // The authority keeps no others.
         let keeps_epochs = |v: &&mut Volume| v.spec.quorum == Quorum::Any;
