@@ -522,7 +522,7 @@ async fn the_data_of_a_deleted_replica_goes_after_the_volume_tells_of_it() {
     assert!(has_data(&cluster), "the volume cannot tell of it");
     cluster.server.fix("volumes", "another");
     cluster.wait("its data is gone", |c| !has_data(c)).await;
-    assert_eq!(cluster.server.get("volumes", "demo").unwrap()["status"]["dataRemovedOf"], uid);
+    assert_eq!(cluster.server.get("volumes", "demo").unwrap()["status"]["dataRemovedOf"], json!([uid]));
 }
 
 #[tokio::test]

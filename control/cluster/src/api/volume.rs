@@ -319,9 +319,9 @@ pub struct VolumeStatus {
     /// The members that count, replaced only by an engine that knew the one before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub epoch: Option<EpochRecord>,
-    /// UID of the Replica whose data went last, or is about to.
+    /// UIDs of the deleted Replicas whose data is about to go, and of the one whose data went last.
     #[serde(skip_serializing_if = "is_default")]
-    pub data_removed_of: String,
+    pub data_removed_of: Vec<String>,
 }
 
 /// How far a clone is.

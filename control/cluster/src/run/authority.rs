@@ -116,10 +116,10 @@ enum Future {
 
 /// By the volume as it is, and its replicas as they were read after it.
 fn future(epoch: &Epoch, volume: &Volume, replicas: &[Replica]) -> Future {
-    let removed = volume.status.as_ref().map_or("", |status| &status.data_removed_of);
+    let removed = volume.status.as_ref().map_or(&[][..], |status| &status.data_removed_of);
     let of = |replica: &Replica| match &replica.metadata.deletion_timestamp {
         None => Future::Stays,
-        Some(_) if replica.metadata.uid.as_deref() == Some(removed) => Future::Lost,
+        Some(_) if replica.uid().is_some_and(|uid| removed.contains(&uid)) => Future::Lost,
         Some(_) => Future::Kept,
     };
     let members = replicas.iter().filter(|r| epoch.members.contains(&r.name_any()));
@@ -374,8 +374,9 @@ mod tests {
     async fn an_epoch_whose_members_are_all_deleted_does_not_count() {
         let old = Epoch { members: vec!["a".into(), "b".into()], ..epoch(1, 1) };
         let new = Epoch { members: vec!["b".into()], ..epoch(1, 2) };
-        let volume = |data_removed_of: &str| {
-            let (epoch, data_removed_of) = (Some(EpochRecord::from(&old)), data_removed_of.to_owned());
+        let volume = |removed: &str| {
+            let data_removed_of = removed.split_terminator(", ").map(str::to_owned).collect();
+            let epoch = Some(EpochRecord::from(&old));
             let status = VolumeStatus { epoch, data_removed_of, ..VolumeStatus::default() };
             Volume { status: Some(status), ..Volume::new("demo", VolumeSpec::default()) }
         };
@@ -395,6 +396,12 @@ mod tests {
             (
                 "b's data goes, and a was deleted since",
                 "of b",
+                vec![replica("a", true), replica("b", true)],
+                false,
+            ),
+            (
+                "b's data goes, and another's",
+                "of b, of c",
                 vec![replica("a", true), replica("b", true)],
                 false,
             ),

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kube::ResourceExt;
-use kube::api::ListParams;
+use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::json;
 
 use super::cache::{OwnPod, instance_manager};
-use super::desk::{Desk, Done, ReconcileError};
+use super::desk::{Desk, Done, ReconcileError, is_missing};
 use super::key::lay_key;
 use super::processes::{SOON, resource_of, tell_failure};
 use super::queue::Outcome;
@@ -185,8 +185,9 @@ async fn data(context: &Context, resource: &Replica) -> Done<Data> {
         Fate::Unasked => return Ok(Data::IsNobodys),
         Fate::After(others) => is_one_readable(desk, &others).await?,
     };
-    if goes && let Some(volume) = volume {
-        announce_removal(desk, &volume, resource).await?;
+    // A volume that goes, too, is begun no more.
+    if goes && let Some(volume) = volume.filter(|v| v.metadata.deletion_timestamp.is_none()) {
+        announce_removal(desk, &volume, resource, &all).await?;
     }
     Ok(if goes { Data::Goes } else { Data::Stays })
 }
@@ -203,17 +204,33 @@ async fn is_one_readable(desk: &Desk, replicas: &[&Replica]) -> Done<bool> {
 
 /// Changes the volume as it was read for the judgement, or fails. An epoch that is just being stored was perhaps judged by the replicas as
 /// they were before this one was deleted, and may count none but this one: whichever of the two writes comes second is refused, and
-/// that one's judgement begins anew.
-async fn announce_removal(desk: &Desk, volume: &Volume, replica: &Replica) -> Done {
+/// that one's judgement begins anew. `all` are the volume's replicas, read after it.
+async fn announce_removal(desk: &Desk, volume: &Volume, replica: &Replica, all: &[Replica]) -> Done {
     let uid = replica.uid().unwrap_or_default();
-    if volume.status.as_ref().is_some_and(|status| status.data_removed_of == uid) {
+    let tells = |volume: &Volume| volume.status.as_ref().is_some_and(|s| s.data_removed_of.contains(&uid));
+    if tells(volume) {
         return Ok(());
     }
     let patch = json!({
         "metadata": { "resourceVersion": volume.resource_version() },
-        "status": { "dataRemovedOf": uid },
+        "status": { "dataRemovedOf": announced(volume, &uid, all) },
     });
-    desk.patch_status::<Volume>(&volume.name_any(), patch).await
+    let name = volume.name_any();
+    let api = desk.api::<Volume>();
+    match api.patch_status(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
+        Ok(stored) if !tells(&stored) => Err(ReconcileError::NotYet(format!(
+            "the API server did not keep status.dataRemovedOf of volume {name}: kubectl apply --server-side -f deploy/crds.yaml"
+        ))),
+        Err(e) if !is_missing(&e) => Err(e.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Whose removal the volume tells once it tells of this one: others may be on their way, and take their time.
+fn announced<'a>(volume: &'a Volume, uid: &'a String, all: &[Replica]) -> Vec<&'a String> {
+    let told = volume.status.iter().flat_map(|status| &status.data_removed_of);
+    let are_there = told.filter(|told| all.iter().any(|r| r.metadata.uid.as_ref() == Some(told)));
+    are_there.chain([uid]).collect()
 }
 
 /// Tells people why a deleted replica stays.
@@ -293,14 +310,19 @@ mod tests {
     use super::*;
     use crate::api::{VolumeSpec, VolumeStatus};
 
-    /// An API server at which the volume is at version 8 by now.
-    fn newer() -> Desk {
-        let server = tower::service_fn(|request: Request<Body>| async {
+    /// An API server at which the volume is at version 8 by now. One with definitions of an older version keeps no field that they lack.
+    fn newer(has_old_definitions: bool) -> Desk {
+        let server = tower::service_fn(move |request: Request<Body>| async move {
             let bytes = request.into_body().collect_bytes().await.unwrap();
             let patch: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
             let version = &patch["metadata"]["resourceVersion"];
             let (code, answer) = match version.is_null() || version == "8" {
-                true => (200, json!(Volume::new("demo", VolumeSpec::default()))),
+                true => {
+                    let status = if has_old_definitions { json!({}) } else { patch["status"].clone() };
+                    let mut volume = json!(Volume::new("demo", VolumeSpec::default()));
+                    volume["status"] = status;
+                    (200, volume)
+                }
                 false => {
                     let refusal = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
                         "code": 409, "reason": "Conflict", "message": "the object has been modified" });
@@ -314,28 +336,48 @@ mod tests {
         Desk::new(client.into(), "longhorn-system", "n1", super::super::Clock::default())
     }
 
+    fn replica(name: &str) -> Replica {
+        let mut replica = Replica::new(name, ReplicaSpec::default());
+        replica.metadata.uid = Some(format!("of {name}"));
+        replica
+    }
+
+    fn volume(version: &str, announced: &[&str]) -> Volume {
+        let data_removed_of = announced.iter().map(|uid| (*uid).to_owned()).collect();
+        let status = VolumeStatus { data_removed_of, ..VolumeStatus::default() };
+        let mut volume = Volume { status: Some(status), ..Volume::new("demo", VolumeSpec::default()) };
+        volume.metadata.resource_version = Some(version.to_owned());
+        volume
+    }
+
     #[tokio::test]
     async fn a_removal_that_was_judged_by_an_older_volume_is_judged_anew() {
-        let replica = |uid: &str| {
-            let mut replica = Replica::new("a", ReplicaSpec::default());
-            replica.metadata.uid = Some(uid.to_owned());
-            replica
-        };
-        let volume = |version: &str, announced: &str| {
-            let status = VolumeStatus { data_removed_of: announced.to_owned(), ..VolumeStatus::default() };
-            let mut volume = Volume { status: Some(status), ..Volume::new("demo", VolumeSpec::default()) };
-            volume.metadata.resource_version = Some(version.to_owned());
-            volume
-        };
+        let all = [replica("a"), replica("b")];
         let cases = [
-            ("as it was read", volume("8", ""), true),
-            ("an epoch was stored since", volume("7", ""), false),
-            ("another one's removal was announced", volume("7", "of another"), false),
-            ("announced by an attempt before", volume("7", "of a"), true),
+            ("as it was read", volume("8", &[]), true),
+            ("an epoch was stored since", volume("7", &[]), false),
+            ("another one's removal was announced", volume("7", &["of b"]), false),
+            ("announced by an attempt before", volume("7", &["of a"]), true),
         ];
         for (what, volume, goes) in cases {
-            let done = announce_removal(&newer(), &volume, &replica("of a")).await;
+            let done = announce_removal(&newer(false), &volume, &all[0], &all).await;
             assert!(matches!((done, goes), (Ok(()), true) | (Err(ReconcileError::Stale), false)), "{what}");
         }
+    }
+
+    /// With the field the write would go, and nobody who stores an epoch at the same time would be refused.
+    #[tokio::test]
+    async fn no_data_goes_where_the_api_server_does_not_keep_its_announcement() {
+        let all = [replica("a")];
+        let done = announce_removal(&newer(true), &volume("8", &[]), &all[0], &all).await;
+        let Err(ReconcileError::NotYet(why)) = done else { panic!("{done:?}") };
+        assert!(why.contains("kubectl apply --server-side -f deploy/crds.yaml"), "{why}");
+    }
+
+    #[test]
+    fn an_announcement_stays_as_long_as_its_replica() {
+        let all = [replica("a"), replica("b")];
+        let uid = "of a".to_owned();
+        assert_eq!(announced(&volume("8", &["of b", "of gone"]), &uid, &all), ["of b", "of a"]);
     }
 }
