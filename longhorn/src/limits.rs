@@ -21,11 +21,13 @@ pub(crate) fn raise_open_files() {
 /// Lifts the limit of a file's length (`ulimit -f`), for what this process starts, too. Whoever writes behind it is killed (SIGXFSZ): an
 /// engine in the memory that it shares, a replica in a layer, and who makes a replica at its length.
 pub(crate) fn lift_file_length() {
-    let length = getrlimit(Resource::RLIMIT_FSIZE).map_or(RLIM_INFINITY, |(soft, _)| soft);
-    if length != RLIM_INFINITY
-        && let Err(e) = setrlimit(Resource::RLIMIT_FSIZE, RLIM_INFINITY, RLIM_INFINITY)
-    {
-        tell!("warning: files end at {length} bytes here (ulimit -f), and who writes behind that is killed: {e}");
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_FSIZE) else { return };
+    if soft == RLIM_INFINITY || setrlimit(Resource::RLIMIT_FSIZE, RLIM_INFINITY, RLIM_INFINITY).is_ok() {
+        return;
+    }
+    let lifted = setrlimit(Resource::RLIMIT_FSIZE, hard, hard);
+    if hard != RLIM_INFINITY || lifted.is_err() {
+        tell!("warning: files end at {hard} bytes here (ulimit -H -f), and who writes behind that is killed");
     }
 }
 

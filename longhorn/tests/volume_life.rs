@@ -666,3 +666,24 @@ fn a_replica_whose_disk_is_missing_waits_for_it() {
     host.wait("it is back", is_healthy);
     host.ok(&["down", volume]);
 }
+
+/// A limit of a file's length (`ulimit -f`) is handed down, and whoever writes behind it is killed.
+#[test]
+fn a_volume_is_made_where_files_may_not_be_long() {
+    let Some(host) = Host::new("short") else { return };
+    let volume = host.volume.as_str();
+    let up = host.command(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    // In units of 512 bytes or of 1 KiB.
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -S -f 2048 && exec \"$@\"", "sh"]).arg(up.get_program()).args(up.get_args());
+    let done = limited.stdin(Stdio::null()).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let longest = |process: i32| {
+        let limits = std::fs::read_to_string(format!("/proc/{process}/limits")).unwrap();
+        limits.lines().find(|line| line.starts_with("Max file size")).unwrap().to_owned()
+    };
+    for process in host.processes() {
+        assert!(longest(process).contains("unlimited"), "{}", longest(process));
+    }
+    host.ok(&["down", volume]);
+}
