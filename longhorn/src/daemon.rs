@@ -37,8 +37,8 @@ pub(crate) use replica::{keep_from_others, layer};
 
 use crate::arguments::{DEFAULT_ROOT, ROOT_VARIABLE, end, parse, root_path};
 use crate::sentence::sentence;
-use crate::{limits, signals};
 use crate::tell::tell;
+use crate::{limits, signals};
 
 /// A failure that another start would meet again. Its text is the sentence for people.
 #[derive(Debug)]

@@ -7,13 +7,14 @@ use kube::api::ListParams;
 use lh_block::Generation;
 
 use super::cache::instance_manager;
-use super::desk::Done;
+use super::desk::{Desk, Done, ReconcileError};
 use super::key::lay_key;
 use super::processes::{SOON, engines_of, resource_of, tell_failure};
 use super::queue::Outcome;
 use super::{Context, authority, programs};
 use crate::agent::{AgentError, EngineStart, Part, RebuildLimits};
-use crate::api::{DesireState, Engine, EngineSpec, Replica, Volume};
+use crate::api::{DesireState, Engine, EngineSpec, Quorum, Replica, Volume};
+use crate::plan::served::may_begin_with;
 use crate::plan::upgrade::{Images, target};
 use crate::plan::{engine, volume_of_engine, written};
 
@@ -158,7 +159,7 @@ async fn say_not_expanded(
 /// Starts an engine, or a relay.
 async fn start_engine(context: &Context, name: &str, spec: &EngineSpec, stay: &str) -> Done {
     lay_key(context, &spec.volume_name).await?;
-    let generation = number(context, spec).await?;
+    let generation = number(&context.desk, &context.options.node, spec).await?;
     tracing::info!(engine = name, %generation, relay_from = spec.relay_from, "engine starts");
     Ok(context.agent.start_engine(EngineStart { name, spec, generation, stay }).await?)
 }
@@ -173,21 +174,84 @@ async fn exchange(context: &Context, name: &str, spec: &EngineSpec, image: Strin
 
 /// Has an engine take a relay's place.
 async fn take_over(context: &Context, name: &str, spec: &EngineSpec, stay: &str) -> Done {
-    let generation = number(context, spec).await?;
+    let generation = number(&context.desk, &context.options.node, spec).await?;
     tracing::info!(engine = name, %generation, relay_from = spec.relay_from, "engine takes a relay's place");
     Ok(context.agent.take_over(EngineStart { name, spec, generation, stay }).await?)
 }
 
 /// A new generation for an engine: above everything that the volume issued and its replicas have seen. A relay needs none.
-async fn number(context: &Context, spec: &EngineSpec) -> Done<Generation> {
+async fn number(desk: &Desk, here: &str, spec: &EngineSpec) -> Done<Generation> {
     if spec.relays() {
         return Ok(Generation::default());
     }
     let volume = &spec.volume_name;
-    let of_volume = ListParams::default().fields(&format!("spec.volumeName={volume}")).match_any();
-    let replicas = context.desk.api::<Replica>().list(&of_volume).await?;
+    let of_volume = ListParams::default().fields(&format!("spec.volumeName={volume}"));
+    // With an authority that keeps epochs what was true a moment ago is enough.
+    let of_volume = if spec.quorum == Quorum::Any { of_volume.match_any() } else { of_volume };
+    let replicas = desk.api::<Replica>().list(&of_volume).await?;
+    if !may_begin_with(spec, &replicas.items) {
+        return Err(ReconcileError::NotYet(format!(
+            "volume {volume} is not begun with replicas none of which was ever in sync, while others were: look at its Replica resources, \
+             at those that are being deleted, too"
+        )));
+    }
     let told = replicas.items.iter().filter_map(|r| r.status.as_ref()?.generation).map(|g| g.0);
     let seen = told.max().unwrap_or(Generation::default());
-    let here = &context.options.node;
-    authority::issue_generation(&context.desk, volume, here, seen).await
+    authority::issue_generation(desk, volume, here, seen).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::{ReplicaSpec, VolumeSpec};
+
+    /// An API server that has a volume on this node, and two replicas of which one was in sync and is being deleted.
+    fn with_a_kept_replica() -> Desk {
+        let replica = |name: &str, healthy_at: &str| {
+            let spec = ReplicaSpec { healthy_at: healthy_at.into(), ..ReplicaSpec::default() };
+            let mut replica = Replica::new(name, spec);
+            let time = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
+            replica.metadata.deletion_timestamp = (!healthy_at.is_empty()).then(|| time.into());
+            replica
+        };
+        let replicas = [replica("full", "2026-01-01T00:00:00Z"), replica("empty", "")];
+        let volume = Volume::new("demo", VolumeSpec { node_id: "n1".into(), ..VolumeSpec::default() });
+        let answers = (json!(volume), json!({ "metadata": {}, "items": replicas }));
+        let server = tower::service_fn(move |request: Request<Body>| {
+            let is_list = request.uri().path().ends_with("/replicas");
+            let answer = if is_list { &answers.1 } else { &answers.0 };
+            let body = Body::from(answer.to_string().into_bytes());
+            async move { Ok::<_, Infallible>(Response::new(body)) }
+        });
+        let client = kube::Client::new(server, "longhorn-system");
+        Desk::new(client.into(), "longhorn-system", "n1", super::super::Clock::default())
+    }
+
+    /// Seen: the last one in sync was deleted, and kept; the engine that did without it died, and another one was started in its place
+    /// with what was about to be filled.
+    #[tokio::test]
+    async fn no_volume_begins_anew_beside_a_replica_that_is_kept() {
+        let desk = with_a_kept_replica();
+        let told = |quorum, names: &[&str]| EngineSpec {
+            volume_name: "demo".into(),
+            quorum,
+            replica_address_map: names.iter().map(|n| ((*n).to_owned(), format!("tcp:{n}"))).collect(),
+            ..EngineSpec::default()
+        };
+        for quorum in [Quorum::Majority, Quorum::Unsafe] {
+            let refused = number(&desk, "n1", &told(quorum, &["empty"])).await;
+            assert!(matches!(refused, Err(ReconcileError::NotYet(why)) if why.contains("ever in sync")));
+            assert!(number(&desk, "n1", &told(quorum, &["empty", "full"])).await.is_ok());
+        }
+        assert!(
+            number(&desk, "n1", &told(Quorum::Any, &["empty"])).await.is_ok(),
+            "the authority has its epoch"
+        );
+    }
 }

@@ -171,12 +171,12 @@ impl Script {
             let state = &*state;
             let here: Vec<&Place> = state.copies.keys().filter(|(disk, _)| *disk == path).collect();
             let is_good = state.hosts.get(node).is_some_and(|h| h.disk == Disk::Good && h.runs);
-            // What most have is needed there.
+            // What most have is needed there; and where nobody has to agree, nobody says which copies count.
             let needs = |place: &&Place| {
                 let copy = &state.copies[*place];
                 let volume =
                     state.volumes.get(&copy.volume).filter(|v| v.birth == copy.birth && !v.is_deleted);
-                volume.is_some_and(|v| v.quorum == Quorum::Majority)
+                volume.is_some_and(|v| v.quorum != Quorum::Any)
             };
             is_good
                 && !here.iter().any(needs)

@@ -144,7 +144,21 @@ impl Cluster {
         for volume in self.server.all("volumes") {
             let name = volume["metadata"]["name"].as_str().unwrap_or_default();
             let conditions = volume["status"]["conditions"].as_array().cloned().unwrap_or_default();
-            let waits = |c: &Value| c["type"] == "Cloned" && c["reason"] == "SourceMissing";
+            // A snapshot whose resource is there may be gone all the same, removed by somebody else.
+            let is_gone = |s: &str| {
+                self.server
+                    .get("snapshots", s)
+                    .is_none_or(|s| s["status"]["error"] == "the volume has no snapshot of this name")
+            };
+            let from = volume["spec"]["dataSource"].as_str().unwrap_or_default();
+            let lacks = from
+                .strip_prefix("snap://")
+                .and_then(|from| from.split_once('/'))
+                .is_some_and(|(_, s)| is_gone(s));
+            let waits = |c: &Value| {
+                c["type"] == "Cloned"
+                    && (c["reason"] == "SourceMissing" || c["reason"] == "Snapshot" && lacks)
+            };
             if !conditions.iter().any(waits) || !volume["metadata"]["deletionTimestamp"].is_null() {
                 continue;
             }
@@ -152,7 +166,7 @@ impl Cluster {
             let origin = state.volumes.get(name).and_then(|v| v.origin.clone());
             drop(state);
             let has_source = origin.is_some_and(|origin| {
-                let has_snapshot = origin.snapshot.is_none_or(|s| self.is_there("snapshots", &s));
+                let has_snapshot = origin.snapshot.is_none_or(|s| !is_gone(&s));
                 self.is_there("volumes", &origin.volume) && has_snapshot
             });
             if has_source {

@@ -266,18 +266,26 @@ impl Draft<'_> {
         is_left && self.replica_state(name) != InstanceState::Running && self.was_never_served()
     }
 
-    /// True for a replica that is gone for good, of a volume whose majority decides: an engine that was told of it counts it among
-    /// those of which a majority has to tell, until one is started that was not.
-    fn is_counted_in_vain(&self, name: &str) -> bool {
-        self.o.volume.spec.quorum == Quorum::Majority && !self.replicas.contains_key(name)
+    /// True for an engine that counts replicas which can tell it nothing, among those of which a majority has to tell, and without which it
+    /// would have that majority perhaps: they are gone for good, or were never filled and told to the engine before it in its place. It
+    /// is ended only then, since its device goes with it.
+    fn counts_in_vain(&self, told: &[&String]) -> bool {
+        if self.o.volume.spec.quorum != Quorum::Majority {
+            return false;
+        }
+        // One that is being deleted is kept as long as its data is needed (`crate::plan::replica::fate`).
+        let may_tell = |name: &&&String| self.replica(name).is_some() && self.may_begin(name);
+        let able = told.iter().filter(may_tell);
+        let here = able.clone().filter(|name| self.replica_state(name) == InstanceState::Running).count();
+        able.count() < told.len() && here <= told.len() / 2
     }
 
     /// True for an engine that begins the volume with a replica that will not be there: it is to begin without it, under another
     /// number. It may have begun by now; then its epoch is recorded, and the next one begins with that.
     fn waits_in_vain(&self) -> bool {
         let told = self.engine.as_ref().filter(|e| e.desire_state == DesireState::Running);
-        let mut told = told.into_iter().flat_map(|e| e.replica_address_map.keys());
-        told.any(|name| self.is_no_loss(name) || self.is_counted_in_vain(name))
+        let told: Vec<&String> = told.into_iter().flat_map(|e| e.replica_address_map.keys()).collect();
+        told.iter().any(|name| self.is_no_loss(name)) || self.counts_in_vain(&told)
     }
 
     /// True if the replicas that the engine needs are there. The very first start needs all of them: the one that is
