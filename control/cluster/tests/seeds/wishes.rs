@@ -144,11 +144,13 @@ impl Cluster {
         for volume in self.server.all("volumes") {
             let name = volume["metadata"]["name"].as_str().unwrap_or_default();
             let conditions = volume["status"]["conditions"].as_array().cloned().unwrap_or_default();
-            // A snapshot whose resource is there may be gone all the same, removed by somebody else.
+            // A snapshot whose resource is there may be gone all the same, removed by somebody else, and one that is being deleted is no
+            // source for another copy.
             let is_gone = |s: &str| {
-                self.server
-                    .get("snapshots", s)
-                    .is_none_or(|s| s["status"]["error"] == "the volume has no snapshot of this name")
+                self.server.get("snapshots", s).is_none_or(|s| {
+                    s["status"]["error"] == "the volume has no snapshot of this name"
+                        || !s["metadata"]["deletionTimestamp"].is_null()
+                })
             };
             let from = volume["spec"]["dataSource"].as_str().unwrap_or_default();
             let lacks = from
