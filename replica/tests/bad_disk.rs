@@ -115,6 +115,18 @@ impl Ext4 {
         while file.write_all(&[1; 4096]).is_ok() {}
     }
 
+    /// True if the disk has not what it said that it has: marks that nobody could sync any further are not there. Of a write that its
+    /// memory takes a part of, the loop driver says that it was done (`lo_complete_rq` of drivers/block/loop.c).
+    fn has_lied(&self) -> bool {
+        let files = fs::read_dir(self.path("replica/engine")).unwrap().map(|entry| entry.unwrap().path());
+        let mut maps = files.filter(|f| f.file_name().unwrap().to_str().unwrap().starts_with("zero-"));
+        maps.any(|map| {
+            let is_synced = File::open(&map).unwrap().sync_all().is_ok();
+            let (cached, on_disk) = both(&map);
+            is_synced && cached != on_disk
+        })
+    }
+
     fn relieve(&self) {
         fs::remove_file(self.in_memory("filling")).unwrap();
     }
@@ -233,38 +245,55 @@ fn what_is_left_is_not_believed(disk: &Ext4) {
 /// Zeroes are answered when their mark is in the page cache. Whether it comes to the disk a flush says.
 #[test]
 fn a_failed_sync_fails_the_replica() {
-    Ext4::with("a_failed_sync_fails_the_replica", |disk| {
-        let place = tempfile::tempdir().unwrap();
-        let server = disk.serve(place.path());
-        let mut c = session(&server.socket, 1, 1);
-        let (block, length) = ([1; 4096], 4096);
-        for offset in [0, BLOCK.offset] {
-            assert_eq!(c.write(offset, &block), Status::Ok);
+    let mut is_judged = false;
+    // On a busy host it happens that the disk is no judge.
+    for _ in 0..8 {
+        is_judged = true;
+        Ext4::with("a_failed_sync_fails_the_replica", |disk| is_judged = is_failed_by_a_sync(disk));
+        if is_judged {
+            break;
         }
-        let created = "2026-11-20T06:03:39Z".to_owned();
-        let op =
-            ChainOp::Snapshot { name: "one".into(), user_created: true, created, labels: Default::default() };
-        assert_eq!(c.control(&Control::Prepare { id: Instance(1), op }).status(), Status::Ok);
-        assert_eq!(c.control(&Control::Commit { id: Instance(1) }).status(), Status::Ok);
-        // From now on volume.meta says that there are marks.
-        assert_eq!(c.op(OpCode::Unmap, 0, length).status(), Status::Ok);
-        assert_eq!(c.op(OpCode::Flush, 0, 0).status(), Status::Ok);
-        disk.forget_marks();
-        disk.exhaust();
-        assert_eq!(c.op(OpCode::Unmap, BLOCK.offset, length).status(), Status::Ok);
-        assert_eq!(c.op(OpCode::Flush, 0, 0).status(), Status::Io);
-        assert_eq!(server.status.snapshot().mode, Mode::Failed);
-        disk.relieve();
-        assert_eq!(c.op(OpCode::Flush, 0, 0).status(), Status::Io, "it is not tried again");
-        assert_eq!(c.write(0, &block), Status::Io);
-        // The next process is one that comes back: this one would keep its place, and do nothing.
-        let began = Instant::now();
-        let ended = server.ended();
-        assert!(matches!(ended, Err(ServeError::Failed { full: false, .. })), "{ended:?}");
-        assert!(began.elapsed() < WAIT, "who waits hears of it, and not for ever");
-        let server = disk.serve(place.path());
-        drop(session(&server.socket, 2, 2));
-    });
+    }
+    assert!(is_judged, "the disk has lied each time");
+}
+
+/// False: the disk told of no error.
+fn is_failed_by_a_sync(disk: &Ext4) -> bool {
+    let place = tempfile::tempdir().unwrap();
+    let server = disk.serve(place.path());
+    let mut c = session(&server.socket, 1, 1);
+    let (block, length) = ([1; 4096], 4096);
+    for offset in [0, BLOCK.offset] {
+        assert_eq!(c.write(offset, &block), Status::Ok);
+    }
+    let created = "2026-11-20T06:03:39Z".to_owned();
+    let op =
+        ChainOp::Snapshot { name: "one".into(), user_created: true, created, labels: Default::default() };
+    assert_eq!(c.control(&Control::Prepare { id: Instance(1), op }).status(), Status::Ok);
+    assert_eq!(c.control(&Control::Commit { id: Instance(1) }).status(), Status::Ok);
+    // From now on volume.meta says that there are marks.
+    assert_eq!(c.op(OpCode::Unmap, 0, length).status(), Status::Ok);
+    assert_eq!(c.op(OpCode::Flush, 0, 0).status(), Status::Ok);
+    disk.forget_marks();
+    disk.exhaust();
+    assert_eq!(c.op(OpCode::Unmap, BLOCK.offset, length).status(), Status::Ok);
+    let flushed = c.op(OpCode::Flush, 0, 0).status();
+    if flushed == Status::Ok && disk.has_lied() {
+        return false;
+    }
+    assert_eq!(flushed, Status::Io);
+    assert_eq!(server.status.snapshot().mode, Mode::Failed);
+    disk.relieve();
+    assert_eq!(c.op(OpCode::Flush, 0, 0).status(), Status::Io, "it is not tried again");
+    assert_eq!(c.write(0, &block), Status::Io);
+    // The next process is one that comes back: this one would keep its place, and do nothing.
+    let began = Instant::now();
+    let ended = server.ended();
+    assert!(matches!(ended, Err(ServeError::Failed { full: false, .. })), "{ended:?}");
+    assert!(began.elapsed() < WAIT, "who waits hears of it, and not for ever");
+    let server = disk.serve(place.path());
+    drop(session(&server.socket, 2, 2));
+    true
 }
 
 /// The chunk's mark in the intent bitmap is on the disk before the write is done.
