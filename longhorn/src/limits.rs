@@ -25,9 +25,9 @@ pub(crate) fn lift_file_length() {
     if soft == RLIM_INFINITY || setrlimit(Resource::RLIMIT_FSIZE, RLIM_INFINITY, RLIM_INFINITY).is_ok() {
         return;
     }
-    let lifted = setrlimit(Resource::RLIMIT_FSIZE, hard, hard);
-    if hard != RLIM_INFINITY || lifted.is_err() {
-        tell!("warning: files end at {hard} bytes here (ulimit -H -f), and who writes behind that is killed");
+    let end = setrlimit(Resource::RLIMIT_FSIZE, hard, hard).map_or(soft, |()| hard);
+    if end != RLIM_INFINITY {
+        tell!("warning: files end at {end} bytes here (ulimit -H -f), and who writes behind that is killed");
     }
 }
 

@@ -286,6 +286,7 @@ mod tests {
         process: Option<&ProcessView>,
         view: Option<u64>,
     ) -> Vec<Action> {
+        // One that has seen but few engines was in no epoch.
         let view = view.map(|g| ReplicaView { generation: Generation::from(g), epoch_recorded: g > 5 });
         plan(&Observed {
             replica,
@@ -370,11 +371,13 @@ mod tests {
         replica.spec.desire_state = DesireState::Stopped;
         let status = status_in(&decide(&replica, None, None, None));
         assert_eq!((status.current_state, status.address.as_str()), (InstanceState::Stopped, ""));
-        assert_eq!(status.generation, Some(GenerationText(7.into())));
+        assert_eq!((status.generation, status.epoch_recorded), (Some(GenerationText(7.into())), true));
         replica.status = Some(status);
         replica.spec.desire_state = DesireState::Running;
         let emptied = status_in(&decide(&replica, None, Some(InstanceState::Running), Some(3)));
-        assert_eq!(emptied.generation, Some(GenerationText(7.into())));
+        assert_eq!((emptied.generation, emptied.epoch_recorded), (Some(GenerationText(7.into())), true));
+        replica.status = None;
+        assert!(!status_in(&decide(&replica, None, Some(InstanceState::Running), Some(3))).epoch_recorded);
     }
 
     #[test]

@@ -105,7 +105,7 @@ async fn replicas_of(desk: &Desk, volume: &str) -> kube::Result<Vec<Replica>> {
 /// What becomes of an epoch's members, worst first. The data of one that is deleted may go because others hold everything; once an epoch
 /// counted without those, nothing could begin the volume any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Future {
+enum Outlook {
     /// The data of none stays.
     Lost,
     /// One is deleted, and its data there still: it goes after the volume tells of it ([`super::replicas`]).
@@ -115,15 +115,15 @@ enum Future {
 }
 
 /// By the volume as it is, and its replicas as they were read after it.
-fn future(epoch: &Epoch, volume: &Volume, replicas: &[Replica]) -> Future {
+fn outlook(epoch: &Epoch, volume: &Volume, replicas: &[Replica]) -> Outlook {
     let removed = volume.status.as_ref().map_or(&[][..], |status| &status.data_removed_of);
     let of = |replica: &Replica| match &replica.metadata.deletion_timestamp {
-        None => Future::Stays,
-        Some(_) if replica.uid().is_some_and(|uid| removed.contains(&uid)) => Future::Lost,
-        Some(_) => Future::Kept,
+        None => Outlook::Stays,
+        Some(_) if replica.uid().is_some_and(|uid| removed.contains(&uid)) => Outlook::Lost,
+        Some(_) => Outlook::Kept,
     };
     let members = replicas.iter().filter(|r| epoch.members.contains(&r.name_any()));
-    members.map(of).max().unwrap_or(Future::Lost)
+    members.map(of).max().unwrap_or(Outlook::Lost)
 }
 
 async fn load(desk: &Desk, volume: &str) -> Reply {
@@ -154,7 +154,7 @@ async fn store(desk: &Desk, volume: &str, expected: Option<(Generation, u64)>, e
             Ok(replicas)
                 if stored
                     .as_ref()
-                    .is_some_and(|s| future(epoch, &read, &replicas) < future(s, &read, &replicas)) =>
+                    .is_some_and(|s| outlook(epoch, &read, &replicas) < outlook(s, &read, &replicas)) =>
             {
                 return Reply::Conflict(stored);
             }

@@ -127,7 +127,12 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
 
 /// Removes what a deleted replica has on its disk, and lets it go.
 async fn remove_data(context: &Context, resource: &Replica) -> Done<Outcome> {
-    match data(context, resource).await? {
+    let found = data(context, resource).await;
+    if let Err(ReconcileError::NotYet(why)) = &found {
+        let message = format!("its data, {}, stays: {why}", place(resource));
+        tell(context, resource, "DataNotRemoved", message).await;
+    }
+    match found? {
         Data::Goes => {}
         Data::Stays => {
             tell_kept(context, resource).await;

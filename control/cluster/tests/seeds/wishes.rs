@@ -139,39 +139,31 @@ impl Cluster {
         self.server.all("volumes").iter().any(names)
     }
 
+    /// Nothing more can be copied from it. The resource may be there all the same: its snapshot was removed by somebody else, or it is
+    /// being deleted.
+    fn is_no_source(&self, snapshot: &str) -> bool {
+        self.server.get("snapshots", snapshot).is_none_or(|s| {
+            s["status"]["error"] == "the volume has no snapshot of this name"
+                || !s["metadata"]["deletionTimestamp"].is_null()
+        })
+    }
+
     /// Deletes clones that will never be, since what they were to be made of is gone.
     pub(crate) fn give_up_clones(&mut self) {
         for volume in self.server.all("volumes") {
             let name = volume["metadata"]["name"].as_str().unwrap_or_default();
             let conditions = volume["status"]["conditions"].as_array().cloned().unwrap_or_default();
-            // A snapshot whose resource is there may be gone all the same, removed by somebody else, and one that is being deleted is no
-            // source for another copy.
-            let is_gone = |s: &str| {
-                self.server.get("snapshots", s).is_none_or(|s| {
-                    s["status"]["error"] == "the volume has no snapshot of this name"
-                        || !s["metadata"]["deletionTimestamp"].is_null()
-                })
-            };
-            let from = volume["spec"]["dataSource"].as_str().unwrap_or_default();
-            let lacks = from
-                .strip_prefix("snap://")
-                .and_then(|from| from.split_once('/'))
-                .is_some_and(|(_, s)| is_gone(s));
+            let origin = self.world.state().volumes.get(name).and_then(|v| v.origin.clone());
+            let lacks_snapshot =
+                origin.as_ref().and_then(|o| o.snapshot.as_ref()).is_some_and(|s| self.is_no_source(s));
             let waits = |c: &Value| {
                 c["type"] == "Cloned"
-                    && (c["reason"] == "SourceMissing" || c["reason"] == "Snapshot" && lacks)
+                    && (c["reason"] == "SourceMissing" || c["reason"] == "Snapshot" && lacks_snapshot)
             };
             if !conditions.iter().any(waits) || !volume["metadata"]["deletionTimestamp"].is_null() {
                 continue;
             }
-            let state = self.world.state();
-            let origin = state.volumes.get(name).and_then(|v| v.origin.clone());
-            drop(state);
-            let has_source = origin.is_some_and(|origin| {
-                let has_snapshot = origin.snapshot.is_none_or(|s| !is_gone(&s));
-                self.is_there("volumes", &origin.volume) && has_snapshot
-            });
-            if has_source {
+            if !lacks_snapshot && origin.is_some_and(|o| self.is_there("volumes", &o.volume)) {
                 self.world.state().wrong(format!("{name} waits for a source that is there"));
             }
             self.tell(&format!("{name} is given up"));

@@ -266,9 +266,9 @@ impl Draft<'_> {
         is_left && self.replica_state(name) != InstanceState::Running && self.was_never_served()
     }
 
-    /// True for an engine that counts replicas which can tell it nothing, among those of which a majority has to tell, and without which it
-    /// would have that majority perhaps: they are gone for good, or were never filled and told to the engine before it in its place. It
-    /// is ended only then, since its device goes with it.
+    /// True for an engine that waits for a majority among replicas some of which will never tell it anything: they are gone for good, or were
+    /// about to be filled when the engine before it ended. Where most of what it was told of can tell, it is left alone: whoever ends
+    /// an engine takes its device away.
     fn counts_in_vain(&self, told: &[&String]) -> bool {
         if self.o.volume.spec.quorum != Quorum::Majority {
             return false;

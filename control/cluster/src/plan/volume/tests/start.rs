@@ -412,6 +412,42 @@ fn an_engine_that_waits_for_a_replica_that_is_gone_begins_again_without_it() {
     assert_eq!((&world.first_told, world.starts), (&vec![stays], starts + 1));
 }
 
+/// Its device goes with an engine, and this one needs but one of those that are there.
+#[test]
+fn an_engine_that_can_have_its_majority_is_not_ended_for_one_that_is_gone() {
+    let mut world = World::new(VolumeSpec { quorum: Quorum::Majority, ..VolumeSpec::default() });
+    world.settle();
+    world.attach("n1");
+    world.attach("");
+    let names: Vec<String> = world.replicas.keys().cloned().collect();
+    world.cut_off.extend(names[..2].iter().cloned());
+    world.attach("n1");
+    assert_eq!((world.status().state, world.first_told.len()), (VolumeState::Attaching, 3));
+    let starts = world.starts;
+    world.replicas.remove(&names[2]);
+    world.pass(600);
+    assert_eq!((world.status().state, world.starts), (VolumeState::Attaching, starts));
+    world.cut_off.clear();
+    world.settle();
+    assert_eq!((world.status().state, world.starts), (VolumeState::Attached, starts));
+}
+
+/// Its status may be of a version that did not note epochs.
+#[test]
+fn one_that_was_in_sync_and_has_failed_is_part_of_a_majority() {
+    let mut world = World::new(VolumeSpec { quorum: Quorum::Majority, ..VolumeSpec::default() });
+    world.settle();
+    world.attach("n1");
+    world.attach("");
+    let failed = world.replica_on("n3");
+    let now = written(world.now);
+    let replica = world.replicas.get_mut(&failed).unwrap();
+    replica.spec.failed_at = now;
+    replica.status.as_mut().unwrap().epoch_recorded = false;
+    world.attach("n1");
+    assert!(world.first_told.contains(&failed), "{:?}", world.first_told);
+}
+
 #[test]
 fn nothing_is_begun_anew_beside_replicas_of_which_nobody_heard_that_they_were_written_to() {
     let mut world = World::new(VolumeSpec { quorum: Quorum::Majority, ..VolumeSpec::default() });
