@@ -136,6 +136,8 @@ struct Replica {
     unwanted: bool,
     /// Its next rebuild trusts nothing that is known of it.
     thorough: bool,
+    /// As [`ReplicaConfig::learner`].
+    learner: bool,
     /// No rebuild before this time, and how long the next failure makes it wait.
     rebuild_at: u64,
     backoff: u64,
@@ -153,6 +155,7 @@ impl Replica {
             attached: false,
             unwanted: false,
             thorough: false,
+            learner: config.learner,
             rebuild_at: 0,
             backoff: 0,
             last_error: None,
@@ -237,12 +240,16 @@ impl Conductor {
     pub fn new(config: Config) -> Self {
         assert!((1..=QUEUES_MAX).contains(&config.queues), "1 to {QUEUES_MAX} queues");
         assert!(config.replicas.len() <= crate::message::MEMBERS_MAX, "too many replicas");
+        let mut replicas: Vec<Replica> = config.replicas.iter().map(Replica::new).collect();
+        let counted = replicas.iter().filter(|r| !r.learner).count();
+        let one_learns = config.quorum == Quorum::Majority && (counted, replicas.len()) == (1, 2);
+        replicas.iter_mut().for_each(|r| r.learner &= one_learns);
         Self {
             now: 0,
             out: Vec::new(),
             phase: Phase::Collecting { since: None },
             opening: Opening::Shut,
-            replicas: config.replicas.iter().map(Replica::new).collect(),
+            replicas,
             sessions: 0,
             switches: Switches::default(),
             controls: Controls::default(),
@@ -513,6 +520,11 @@ impl Conductor {
         self.select(|r| !matches!(r.role, Role::Vacant))
     }
 
+    /// Those of which a majority is one.
+    fn counted(&self) -> MemberSet {
+        self.select(|r| !matches!(r.role, Role::Vacant) && !r.learner)
+    }
+
     /// Members of the epoch; while the engine starts: the chosen.
     fn members(&self) -> MemberSet {
         self.select(|r| matches!(r.role, Role::Member(_)))
@@ -535,7 +547,7 @@ impl Conductor {
     fn members_min(&self) -> u32 {
         match self.config.quorum {
             Quorum::Any | Quorum::Unsafe => 1,
-            Quorum::Majority => self.configured().len() / 2 + 1,
+            Quorum::Majority => self.counted().len() / 2 + 1,
         }
     }
 

@@ -48,6 +48,8 @@ pub struct ReplicaAddress {
     pub name: String,
     /// Where its process listens.
     pub address: Address,
+    /// As [`ReplicaConfig::learner`]. Of one that is added while the engine runs the engine finds out itself.
+    pub learner: bool,
 }
 
 /// What an engine is started with.
@@ -314,7 +316,7 @@ fn make_queues(
 
 impl ReplicaAddress {
     fn config(&self) -> ReplicaConfig {
-        ReplicaConfig { name: self.name.clone(), local: self.address.is_local() }
+        ReplicaConfig { name: self.name.clone(), local: self.address.is_local(), learner: self.learner }
     }
 }
 

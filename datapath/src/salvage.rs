@@ -38,6 +38,8 @@ pub struct Candidate {
     pub name: String,
     /// What it says, or why it says nothing: one sentence.
     pub held: Result<Held, String>,
+    /// No majority has it ([`crate::conductor::ReplicaConfig::learner`]).
+    pub learner: bool,
 }
 
 /// What the authority says.
@@ -154,13 +156,13 @@ fn newest_with_all_members(candidates: &[Candidate], why: &str) -> Result<Epoch,
 
 fn newest_of_a_majority(candidates: &[Candidate]) -> Result<Epoch, String> {
     let epoch = newest(candidates).ok_or(NEVER_STARTED)?;
-    let told =
-        candidates.iter().filter(|c| c.held.as_ref().is_ok_and(|h| h.epoch.is_some() && !h.imported)).count();
-    let need = candidates.len() / 2 + 1;
+    let counted = || candidates.iter().filter(|c| !c.learner);
+    let told = counted().filter(|c| c.held.as_ref().is_ok_and(|h| h.epoch.is_some() && !h.imported)).count();
+    let (all, need) = (counted().count(), counted().count() / 2 + 1);
     if told >= need {
         return Ok(epoch.clone());
     }
-    Err(format!("{told} of {} replicas tell their epoch, {need} are needed", candidates.len()))
+    Err(format!("{told} of {all} replicas tell their epoch, {need} are needed"))
 }
 
 fn verdict(candidate: &Candidate, counted: &Result<Epoch, String>) -> Verdict {

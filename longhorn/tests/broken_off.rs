@@ -319,7 +319,11 @@ fn a_command_that_loses_its_terminal_says_what_is_left_and_takes_back_what_it_be
 /// How it ends, and what it says.
 fn up_that_loses_its_terminal(host: &Host) -> (Option<i32>, String) {
     let up = ["up", &host.volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"];
-    let mut begun = host.command(&up).stderr(Stdio::piped()).spawn().unwrap();
+    let up = host.command(&up);
+    // One that is begun by nohup does not hear it, nor does what that begins.
+    let mut hears = Command::new("env");
+    hears.arg("--default-signal=HUP").arg(up.get_program()).args(up.get_args()).stdin(Stdio::null());
+    let mut begun = hears.stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(begun.stderr.take().unwrap());
     let mut line = String::new();
     said.read_line(&mut line).unwrap();

@@ -47,6 +47,7 @@ fn root_with_a_volume() -> (tempfile::TempDir, Root) {
             name: replica_name("demo", suffix),
             directory: root.replica("demo", suffix),
             imported: false,
+            learner: false,
         });
     }
     record.create(&root).unwrap();
@@ -564,7 +565,12 @@ fn a_clone_that_does_not_fit_says_how_much_it_takes_and_leaves_nothing() {
     fs::write(directory.join("volume.meta"), volume).unwrap();
     let mut record = VolumeRecord::new("demo", 16 << 20);
     let name = replica_name("demo", "4e5f6a7b");
-    record.replicas.push(control::host::ReplicaRecord { name: name.clone(), directory, imported: false });
+    record.replicas.push(control::host::ReplicaRecord {
+        name: name.clone(),
+        directory,
+        imported: false,
+        learner: false,
+    });
     record.create(&root).unwrap();
     let authority = record.authority(&root);
     let generation = authority.issue_generation(Generation::default()).unwrap();

@@ -111,7 +111,11 @@ fn options(replicas: &[Replica], generation: u64, authority: &Remembered, queues
         volume: "v".into(),
         replicas: replicas
             .iter()
-            .map(|r| ReplicaAddress { name: r.name.clone(), address: Address::Unix(r.socket.clone()) })
+            .map(|r| ReplicaAddress {
+                name: r.name.clone(),
+                address: Address::Unix(r.socket.clone()),
+                learner: false,
+            })
             .collect(),
         key: [7; 32],
         generation: Generation::from(generation),
@@ -210,8 +214,11 @@ impl Engine {
     }
 
     fn add(&self, replica: &Replica) -> Result<(), CommandError> {
-        let address =
-            ReplicaAddress { name: replica.name.clone(), address: Address::Unix(replica.socket.clone()) };
+        let address = ReplicaAddress {
+            name: replica.name.clone(),
+            address: Address::Unix(replica.socket.clone()),
+            learner: false,
+        };
         let (told, heard) = mpsc::channel();
         self.handle.add_replica(address, Box::new(move |added| told.send(added).expect("a listener")));
         heard.recv_timeout(Duration::from_secs(60)).expect("an end")

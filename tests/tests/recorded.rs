@@ -231,7 +231,11 @@ impl Overseer<EngineQueue, NoFrontend> for Client {
 fn live(socket: &Path) {
     let options = Options {
         volume: "v".into(),
-        replicas: vec![ReplicaAddress { name: "v-r-1".into(), address: Address::Unix(socket.to_owned()) }],
+        replicas: vec![ReplicaAddress {
+            name: "v-r-1".into(),
+            address: Address::Unix(socket.to_owned()),
+            learner: false,
+        }],
         key: [7; 32],
         generation: Generation::from(1 << 32),
         size: 64 << 20,

@@ -84,6 +84,10 @@ pub struct ReplicaRecord {
     /// The directory was registered where it was, not made by this volume.
     #[serde(default)]
     pub imported: bool,
+    /// It was added to a volume of one replica whose quorum is `majority`, and nobody has noted yet that it is in sync
+    /// (`docs/decisions/0023-the-second-of-a-majority-learns-first.md`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub learner: bool,
 }
 
 /// What a volume is made of.
@@ -251,7 +255,7 @@ impl VolumeRecord {
             let directory = root.replica(&self.name, &suffix);
             let name = replica_name(&self.name, &suffix);
             if !directory.exists() && self.replicas.iter().all(|r| r.name != name) {
-                self.replicas.push(ReplicaRecord { name, directory, imported: false });
+                self.replicas.push(ReplicaRecord { name, directory, imported: false, learner: false });
                 return Ok(());
             }
         }
@@ -407,6 +411,19 @@ impl VolumeRecord {
     /// The replica of that name.
     pub fn replica(&self, name: &str) -> Option<&ReplicaRecord> {
         self.replicas.iter().find(|r| r.name == name)
+    }
+
+    /// True for a replica that no majority has, as an engine that starts takes it
+    /// (`docs/decisions/0023-the-second-of-a-majority-learns-first.md`).
+    pub fn learns(&self, replica: &ReplicaRecord) -> bool {
+        let counted = self.replicas.iter().filter(|r| !r.learner).count();
+        let one_learns = self.quorum == Quorum::Majority && (counted, self.replicas.len()) == (1, 2);
+        one_learns && replica.learner
+    }
+
+    /// The replicas of which a majority is one.
+    pub fn counted(&self) -> impl Iterator<Item = &ReplicaRecord> {
+        self.replicas.iter().filter(|replica| !self.learns(replica))
     }
 
     fn check(&self) -> Result<(), RecordError> {

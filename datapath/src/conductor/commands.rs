@@ -82,11 +82,11 @@ impl Conductor {
         if self.find(&config.name).is_ok() {
             return Err(CommandError::Exists(format!("replica {}", config.name)));
         }
-        self.check_majority()?;
+        let replica = Replica { learner: self.learns()?, ..Replica::new(config) };
         let free = self.ids().find(|m| matches!(self.replica(*m).role, Role::Vacant));
         match free {
-            Some(member) => *self.replica_mut(member) = Replica::new(config),
-            None if self.replicas.len() < MEMBERS_MAX => self.replicas.push(Replica::new(config)),
+            Some(member) => *self.replica_mut(member) = replica,
+            None if self.replicas.len() < MEMBERS_MAX => self.replicas.push(replica),
             None => return Err(CommandError::TooManyReplicas(MEMBERS_MAX)),
         }
         self.emit(Output::CommandDone(id, Ok(())));
@@ -116,15 +116,23 @@ impl Conductor {
         Ok(())
     }
 
-    /// The members are still a majority once there is one replica more. Else none could be made a member, nor the next engine
-    /// start, before a lost one is back.
-    fn check_majority(&self) -> Result<(), CommandError> {
+    /// Whether one replica more is a learner: of two a majority is both, and the second one holds nothing yet. Beside others it counts at
+    /// once, and the members have to be a majority still: else none could be made a member, nor the next engine start, before a lost
+    /// one is back.
+    fn learns(&self) -> Result<bool, CommandError> {
+        if self.config.quorum != Quorum::Majority {
+            return Ok(false);
+        }
+        let (counted, configured) = (self.counted().len(), self.configured().len());
+        if (counted, configured) == (1, 1) {
+            return Ok(true);
+        }
         let replicas = self.configured().iter().count() + 1;
         let (in_sync, needed) = (self.serving().iter().count(), replicas / 2 + 1);
-        if self.config.quorum == Quorum::Majority && self.serves() && in_sync < needed {
+        if (self.serves() || counted < configured) && in_sync < needed {
             return Err(CommandError::TooFewInSync { replicas, needed, in_sync });
         }
-        Ok(())
+        Ok(false)
     }
 
     /// Enough hold everything without this one. Before the volume is open nobody knows whether they do: one that is no member then

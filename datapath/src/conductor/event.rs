@@ -40,6 +40,11 @@ pub struct ReplicaConfig {
     pub name: String,
     /// It runs on the engine's own host: preferred as a source.
     pub local: bool,
+    /// It was added to a volume of one replica and has not been in sync since, as far as the record knows. With
+    /// [`Quorum::Majority`] no majority has it and no start is decided with it before an epoch with it counts
+    /// (`docs/decisions/0023-the-second-of-a-majority-learns-first.md`). Said of a replica that is not one of two, or with another
+    /// quorum, it means nothing.
+    pub learner: bool,
 }
 
 /// Times and other bounds.
@@ -281,8 +286,8 @@ pub enum CommandError {
     TooManyReplicas(usize),
     /// With [`Quorum::Majority`] an epoch has more than half of the configured replicas. One more must not make that untrue.
     #[error(
-        "of {replicas} replicas {needed} would have to be in sync, and only {in_sync} are: remove a lost one first, or wait \
-         until it is back"
+        "of {replicas} replicas {needed} would have to be in sync, and {in_sync} {}: wait until the others are, or remove one that is \
+         lost first", if *.in_sync == 1 { "is" } else { "are" }
     )]
     TooFewInSync {
         /// With the new one.

@@ -88,7 +88,7 @@ impl Conductor {
 
     fn choose(&self) -> Choice {
         let candidates: Vec<Candidate<'_>> = self
-            .configured()
+            .counted()
             .iter()
             .map(|id| {
                 let replica = self.replica(id);

@@ -24,7 +24,7 @@ fn lost() -> Result<Held, String> {
 fn among(quorum: Quorum, authority: &Authority, held: [Result<Held, String>; 3]) -> Decision {
     let names = ["1", "2", "3"].map(str::to_owned);
     let candidates: Vec<_> =
-        names.into_iter().zip(held).map(|(name, held)| Candidate { name, held }).collect();
+        names.into_iter().zip(held).map(|(name, held)| Candidate { name, held, learner: false }).collect();
     decide(quorum, authority, &candidates)
 }
 

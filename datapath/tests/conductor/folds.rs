@@ -151,7 +151,7 @@ fn a_replica_that_is_new_folds_what_it_was_filled_with() {
     world.dies(2);
     let command = world.command(Command::RemoveReplica { name: "r2".into() });
     assert_eq!(world.finish(command), Ok(()));
-    let new = ReplicaConfig { name: "r2".into(), local: false };
+    let new = ReplicaConfig { name: "r2".into(), local: false, learner: false };
     let command = world.command(Command::AddReplica(new));
     assert_eq!(world.finish(command), Ok(()));
     world.returns(2);

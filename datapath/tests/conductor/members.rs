@@ -10,7 +10,7 @@ use crate::world::{CHUNK, Plan, SIZE, World};
 const SECOND: u64 = 1_000_000_000;
 
 fn add(name: &str) -> Command {
-    Command::AddReplica(ReplicaConfig { name: name.into(), local: false })
+    Command::AddReplica(ReplicaConfig { name: name.into(), local: false, learner: false })
 }
 
 fn remove(name: &str) -> Command {
@@ -88,6 +88,90 @@ fn a_majority_takes_another_replica_only_as_long_as_it_stays_one() {
     assert_eq!(world.asks(add("r3")), Ok(()));
     world.returns(3);
     world.run_until("3 is a member", |w| w.mode(3) == Mode::Rw);
+    world.settle();
+}
+
+/// Of two a majority is both, and the second one holds nothing when it is added.
+#[test]
+fn the_second_of_a_majority_learns_before_it_counts() {
+    let mut world = World::new(7, Plan { replicas: 1, ..plan(Quorum::Majority) });
+    world.run_until("the volume opens", World::is_open);
+    world.writes();
+    world.is_given("r2");
+    world.learners.push("r2".into());
+    world.dies(2);
+    assert_eq!(world.asks(add("r2")), Ok(()));
+    world.writes();
+    assert_eq!(world.status().robustness, Robustness::Degraded);
+    world.is_given("r3");
+    let refused = CommandError::TooFewInSync { replicas: 3, needed: 2, in_sync: 1 };
+    assert_eq!(world.asks(add("r3")), Err(refused), "one after the other");
+    world.replicas.pop();
+
+    world.crash_engine();
+    world.run_until("the next engine opens with the first alone", World::is_open);
+    world.writes();
+    world.returns(2);
+    world.run_until("2 is a member", |w| w.mode(2) == Mode::Rw);
+    world.writes();
+    // Now it counts: neither goes on alone.
+    world.dies(2);
+    world.run_until("too few are left", |w| w.status().robustness == Robustness::Faulted);
+    world.returns(2);
+    world.run_until("both are back", |w| w.status().robustness == Robustness::Healthy);
+    world.writes();
+    world.dies(1);
+    world.run_until("too few are left", |w| w.status().robustness == Robustness::Faulted);
+    world.returns(1);
+    world.settle();
+    assert_eq!(world.status().replicas.len(), 2);
+}
+
+/// It is lost as the epoch with it is being recorded: the volume goes on as it was.
+#[test]
+fn one_that_dies_as_it_has_learnt_holds_nobody_up() {
+    for seed in 0..40 {
+        let mut world = World::new(seed, Plan { replicas: 1, ..plan(Quorum::Majority) });
+        world.run_until("the volume opens", World::is_open);
+        world.is_given("r2");
+        world.learners.push("r2".into());
+        assert_eq!(world.asks(add("r2")), Ok(()));
+        let has_recorded = |w: &mut World| w.replicas[1].epoch.is_some();
+        world.run_until("2 has recorded an epoch", has_recorded);
+        for _ in 0..seed {
+            world.step();
+        }
+        let counted = world.replicas[0].epoch == world.replicas[1].epoch;
+        world.dies(2);
+        if !counted {
+            world.writes();
+            assert_eq!(world.status().robustness, Robustness::Degraded, "seed {seed}");
+        }
+        world.crash_engine();
+        world.run_until("the next engine opens with the first alone", World::is_open);
+        world.writes();
+        world.returns(2);
+        world.run_until("2 is a member", |w| w.mode(2) == Mode::Rw);
+        world.settle();
+    }
+}
+
+/// Nobody has noted that 2 is in sync, and 3 is there besides: of three two are needed, whatever the record says.
+#[test]
+fn a_learner_that_is_not_one_of_two_counts() {
+    let mut world = World::new(7, Plan { replicas: 3, ..plan(Quorum::Majority) });
+    world.run_until("the volume opens", World::is_open);
+    world.run_until("all are members", |w| w.status().robustness == Robustness::Healthy);
+    world.writes();
+    world.learners.extend(["r2".to_owned(), "r3".to_owned()]);
+    world.dies(2);
+    world.dies(3);
+    world.crash_engine();
+    world.run_for(30_000);
+    assert!(!world.is_open(), "one of three is no majority");
+    world.returns(3);
+    world.run_until("two are", World::is_open);
+    world.returns(2);
     world.settle();
 }
 

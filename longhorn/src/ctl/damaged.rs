@@ -63,7 +63,7 @@ fn by_directories(root: &Root, volume: &str) -> io::Result<Vec<ReplicaRecord>> {
         let own = file.to_str().and_then(|name| name.strip_prefix(volume)?.strip_prefix('-'));
         if let Some(suffix) = own.filter(|suffix| is_suffix(suffix)) {
             let name = replica_name(volume, suffix);
-            replicas.push(ReplicaRecord { name, directory: entry.path(), imported: false });
+            replicas.push(ReplicaRecord { name, directory: entry.path(), imported: false, learner: false });
         }
     }
     replicas.sort_by(|a, b| a.name.cmp(&b.name));
@@ -81,7 +81,12 @@ pub(super) fn by_processes(root: &Root, volume: &str) -> Result<VolumeRecord> {
         let own = process.name.strip_prefix(volume).and_then(|rest| rest.strip_prefix("-r-"));
         if own.is_some_and(is_suffix) {
             let directory = process.args.last().map(PathBuf::from).unwrap_or_default();
-            record.replicas.push(ReplicaRecord { name: process.name, directory, imported: true });
+            record.replicas.push(ReplicaRecord {
+                name: process.name,
+                directory,
+                imported: true,
+                learner: false,
+            });
         }
     }
     Ok(record)

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{AuthorityError, Root, VolumeRecord};
+use control::host::{AuthorityError, ReplicaRecord, Root, VolumeRecord};
 use datapath::conductor::Quorum;
 use datapath::salvage::{Authority, Candidate, Choice, Decision, Held, Verdict, decide};
 use lh_block::{Epoch, Generation, Instance};
@@ -56,6 +56,7 @@ impl Found {
             .map(|(r, s)| Candidate {
                 name: r.name.clone(),
                 held: s.as_ref().map(held).map_err(Clone::clone),
+                learner: record.learns(r),
             })
             .collect();
         let authority = match record.authority(root).epoch() {
@@ -72,6 +73,21 @@ impl Found {
 
     pub(super) fn verdict(&self, name: &str) -> Option<&Verdict> {
         self.decision.of(self.candidates.iter().position(|c| c.name == name)?)
+    }
+
+    /// With the quorum `majority`: replicas that have recorded nothing of the volume, or cannot be asked, where those that are left
+    /// are no majority with them. An engine would wait for them for ever.
+    pub(super) fn lost(&self, record: &VolumeRecord, chosen: &Chosen) -> Vec<ReplicaRecord> {
+        if record.quorum != control::host::Quorum::Majority {
+            return Vec::new();
+        }
+        let tells = |name: &String| {
+            let place = self.candidates.iter().position(|c| c.name == *name);
+            let survey = place.and_then(|place| self.surveys[place].as_ref().ok());
+            chosen.names.contains(name) || survey.is_some_and(|s| s.epoch.is_some())
+        };
+        let (told, lost): (Vec<_>, Vec<_>) = record.replicas.iter().cloned().partition(|r| tells(&r.name));
+        if told.len() > record.replicas.len() / 2 { Vec::new() } else { lost }
     }
 
     fn highest_generation(&self) -> Generation {

@@ -53,7 +53,7 @@ pub(super) async fn run(context: &Context, mut record: VolumeRecord, directories
         }
         record.size = size;
         let name = free_name(&record, &directory)?;
-        record.replicas.push(ReplicaRecord { name, directory, imported: true });
+        record.replicas.push(ReplicaRecord { name, directory, imported: true, learner: false });
     }
     let named: Vec<PathBuf> = record.replicas.iter().map(|replica| replica.directory.clone()).collect();
     same_backing::check(&named)?;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{ReplicaRecord, Root, VolumeRecord};
+use control::host::{Quorum, ReplicaRecord, Root, VolumeRecord};
 use control::proto::volume::volume_operations_client::VolumeOperationsClient;
 use control::proto::volume::{NamedReplica, ReplicaName};
 use control::transport::is_gone;
@@ -48,6 +48,7 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
     let mut progress = Progress::of_bytes("bringing it in sync");
     let (lock, mut record) = lock::volume(root, volume)?;
     let mut engine = connect(root, volume).await?;
+    note_who_has_learnt(root, &mut record).await?;
     let replica = new_replica(root, &mut record, directory)?;
     room::check_replica(&replica.directory)?;
     room::check_root(root).with_context(|| format!("volume {volume} does not take another replica"))?;
@@ -88,6 +89,10 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
     drop(lock);
     wait_until_in_sync(context, &record, &replica.name, &mut progress).await?;
     drop(progress);
+    if replica.learner {
+        let (_lock, mut record) = lock::volume(root, volume)?;
+        note_who_has_learnt(root, &mut record).await?;
+    }
     told(context, &record, &replica.name, &format!("{volume} has {} replicas", record.replicas.len())).await
 }
 
@@ -116,14 +121,41 @@ fn make_directory(root: &Root, record: &VolumeRecord, replica: &ReplicaRecord) -
     made.close_clean(store.close()).with_context(|| directory.display().to_string())
 }
 
+/// A replica that has come in sync is one like any other: with it a majority is of two, and it may get a third one. Until that is
+/// noted an engine that starts begins with the other one alone, which has as much.
+///
+/// # Errors
+/// One is not in sync yet.
+async fn note_who_has_learnt(root: &Root, record: &mut VolumeRecord) -> Result<()> {
+    if !record.replicas.iter().any(|replica| record.learns(replica)) {
+        return Ok(());
+    }
+    let view = observe(root, record).await?;
+    let is_in_sync = |name: &String| view.replicas.iter().any(|r| r.name == *name && r.mode == "RW");
+    if let Some(learner) = record.replicas.iter().find(|r| r.learner && !is_in_sync(&r.name)) {
+        bail!(
+            "volume {0} takes another replica once {1} is in sync: with the quorum majority the first two come one after the other, see \
+             `longhornctl status {0} --watch`",
+            record.name,
+            learner.name
+        );
+    }
+    record.replicas.iter_mut().for_each(|replica| replica.learner = false);
+    Ok(record.store(root)?)
+}
+
 /// Adds a replica to the record; what it holds of the disk is still nothing.
 fn new_replica(root: &Root, record: &mut VolumeRecord, directory: Option<PathBuf>) -> Result<ReplicaRecord> {
     let directory = directory.map(|directory| empty_directory(&directory)).transpose()?;
     if let Some(directory) = &directory {
         place::check_apart(root, directory, |_| "choose another one".to_owned())?;
     }
+    // Of two that were here, one of which learnt, the other may have left.
+    record.replicas.iter_mut().for_each(|replica| replica.learner = false);
     record.add_replica(root)?;
+    let learner = record.quorum == Quorum::Majority && record.replicas.len() == 2;
     let Some(replica) = record.replicas.last_mut() else { bail!("the record has no replica") };
+    replica.learner = learner;
     if let Some(directory) = directory {
         replica.directory = directory;
     }

@@ -474,8 +474,8 @@ fn members_told(record: &VolumeRecord) -> Option<Vec<String>> {
         |epoch: &Epoch| epoch.counter > 0 && record.replicas.iter().any(|replica| epoch.has(&replica.name));
     let epoch_of = |replica: &ReplicaRecord| survey(&replica.directory).ok()?.epoch.filter(is_own);
     let told: Vec<(&String, Epoch)> =
-        record.replicas.iter().filter_map(|replica| Some((&replica.name, epoch_of(replica)?))).collect();
-    let is_enough = record.quorum == Quorum::Unsafe || told.len() > record.replicas.len() / 2;
+        record.counted().filter_map(|replica| Some((&replica.name, epoch_of(replica)?))).collect();
+    let is_enough = record.quorum == Quorum::Unsafe || told.len() > record.counted().count() / 2;
     let newest = told.iter().map(|(_, epoch)| epoch).max_by_key(|epoch| epoch.order())?;
     // A directory of a member that has recorded an older one may be one that was there before.
     let has_all = |(name, own): &&(&String, Epoch)| is_enough && own == newest && newest.has(name);

@@ -84,6 +84,7 @@ mod tests {
             name: "demo-r-0a1b2c3d".into(),
             directory: top.join("link/a/b"),
             imported: false,
+            learner: false,
         };
         record.replicas.push(away);
         record.create(&root).unwrap();

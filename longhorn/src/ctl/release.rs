@@ -137,14 +137,14 @@ fn epoch_that_counts(root: &Root, record: &VolumeRecord) -> Result<Option<Epoch>
         return Ok(record.authority(root).epoch()?);
     }
     let (mut told, mut silent) = (Vec::new(), None);
-    for replica in &record.replicas {
+    for replica in record.counted() {
         match survey(&replica.directory) {
             // One of number 0 is only announced.
             Ok(held) => told.extend(held.epoch.filter(|e| e.counter > 0)),
             Err(e) => silent = Some(e),
         }
     }
-    let is_majority = record.quorum == Quorum::Majority && told.len() > record.replicas.len() / 2;
+    let is_majority = record.quorum == Quorum::Majority && told.len() > record.counted().count() / 2;
     match silent {
         Some(e) if !is_majority => Err(e.into()),
         _ if record.quorum == Quorum::Majority && !told.is_empty() && !is_majority => bail!(

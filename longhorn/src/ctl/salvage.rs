@@ -28,6 +28,8 @@ struct SalvageView {
     /// Every acknowledged flush is on them.
     sure: bool,
     replicas: Vec<ReplicaVerdict>,
+    /// Those that are replicas of the volume no more.
+    lost: Vec<String>,
     /// The volume once it is up; null if it was not started.
     status: Option<VolumeView>,
 }
@@ -50,7 +52,7 @@ struct ReplicaVerdict {
 pub(super) async fn run(context: &Context, args: SalvageArgs) -> Result<()> {
     let root = &context.root;
     let volume = &args.volume;
-    let (lock, record) = lock::volume(root, volume)?;
+    let (lock, mut record) = lock::volume(root, volume)?;
     record.check_ready()?;
     if has_processes(root, &record)? {
         bail!(
@@ -64,12 +66,13 @@ pub(super) async fn run(context: &Context, args: SalvageArgs) -> Result<()> {
         Quorum::Unsafe => choose_nobody(&found, &args),
         Quorum::Any | Quorum::Majority => choose(&found, &args),
     };
-    let mut view = SalvageView::of(&record, &found, chosen.as_ref().ok());
+    let lost = chosen.as_ref().map(|chosen| found.lost(&record, chosen)).unwrap_or_default();
+    let mut view = SalvageView::of(&record, &found, chosen.as_ref().ok(), &lost);
     if context.output == Output::Table {
         view.show()?;
     }
     let started = match chosen {
-        Ok(chosen) => start(context, &record, &found, &chosen, lock).await,
+        Ok(chosen) => start(context, &mut record, &found, (&chosen, &lost), lock).await,
         Err(e) => Err(e),
     };
     let status = started.as_ref().ok().cloned();
@@ -82,17 +85,27 @@ pub(super) async fn run(context: &Context, args: SalvageArgs) -> Result<()> {
     started.map(drop)
 }
 
-/// Carries out what was chosen and brings the volume up.
+/// Carries out what was chosen, without those that are lost, and brings the volume up.
 async fn start(
     context: &Context,
-    record: &VolumeRecord,
+    record: &mut VolumeRecord,
     found: &Found,
-    chosen: &Chosen,
+    (chosen, lost): (&Chosen, &[ReplicaRecord]),
     lock: VolumeLock,
 ) -> Result<VolumeView> {
-    let volume = &record.name;
+    let volume = &record.name.clone();
     interrupt::leaves(format!("`longhornctl salvage {volume}` goes on with it"));
-    carry_out(&context.root, record, found, chosen)?;
+    let root = &context.root;
+    if record.replicas.iter().any(|replica| replica.learner) {
+        // What they have recorded counts from now on.
+        record.replicas.iter_mut().for_each(|replica| replica.learner = false);
+        record.store(root)?;
+    }
+    carry_out(root, record, found, chosen)?;
+    if !lost.is_empty() {
+        record.replicas.retain(|replica| !lost.contains(replica));
+        record.store(root)?;
+    }
     drop(lock);
     interrupt::leaves(format!(
         "it is decided what volume {volume} starts from: `longhornctl up {volume}` starts it"
@@ -149,7 +162,7 @@ fn choose_nobody(found: &Found, args: &SalvageArgs) -> Result<Chosen> {
 }
 
 impl SalvageView {
-    fn of(record: &VolumeRecord, found: &Found, chosen: Option<&Chosen>) -> Self {
+    fn of(record: &VolumeRecord, found: &Found, chosen: Option<&Chosen>, lost: &[ReplicaRecord]) -> Self {
         let verdict = |(place, replica): (usize, &ReplicaRecord)| {
             let (verdict, reason) = match found.decision.of(place) {
                 Some(Verdict::Sure) => ("sure", String::new()),
@@ -172,6 +185,7 @@ impl SalvageView {
             chosen: chosen.map(|c| c.names.clone()).unwrap_or_default(),
             sure: chosen.is_some_and(|c| c.sure),
             replicas: record.replicas.iter().enumerate().map(verdict).collect(),
+            lost: lost.iter().map(|replica| replica.name.clone()).collect(),
             status: None,
         }
     }
@@ -189,11 +203,20 @@ impl SalvageView {
                 (true, _) => "hold every acknowledged write",
                 (false, _) => "is the guess that you asked for",
             };
-            let others = match self.replicas.len() > self.chosen.len() {
+            let others = match self.replicas.len() > self.chosen.len() + self.lost.len() {
                 true => "; the others are rebuilt",
                 false => "",
             };
             tell!("starting from {}, which {how}{others}", self.chosen.join(", "));
+            for lost in self.replicas.iter().filter(|replica| self.lost.contains(&replica.name)) {
+                tell!(
+                    "{} tells nothing of {1}, and is none of its replicas any more: what there is in {2} stays, and `longhornctl \
+                     replica add {1}` makes another one",
+                    lost.name,
+                    self.volume,
+                    lost.path
+                );
+            }
         }
         Ok(())
     }

@@ -367,7 +367,7 @@ impl Face {
                     addresses.retain(|(known, _)| *known != name);
                     addresses.push((name.clone(), address));
                 }
-                self.engine.add_replica(ReplicaAddress { name, address: reached }, done);
+                self.engine.add_replica(ReplicaAddress { name, address: reached, learner: false }, done);
                 return Ok(());
             }
             Operation::Purge => Command::Purge,

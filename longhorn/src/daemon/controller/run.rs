@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use control::authority::RemoteAuthority;
 use control::engine::EngineError;
-use control::host::{self, LiveDirs, LiveError, LiveLock, RecordError, Root, VolumeRecord, engine_name};
+use control::host::{
+    self, LiveDirs, LiveError, LiveLock, RecordError, ReplicaRecord, Root, VolumeRecord, engine_name,
+};
 use crossbeam_channel::{Receiver, after, never, select, tick, unbounded};
 use datapath::conductor::{self, Command, Limits, Why};
 use datapath::engine::{self, EngineHandle, Event, ReplicaAddress};
@@ -78,7 +80,7 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
         volume: args.volume.clone(),
         generation,
         insecure: args.insecure,
-        addresses: Mutex::new(replicas.iter().map(|(n, address)| (n.clone(), address.to_string())).collect()),
+        addresses: Mutex::new(replicas.iter().map(|r| (r.name.clone(), r.address.to_string())).collect()),
         engine: handle.clone(),
         clients,
         shown: shown.clone(),
@@ -121,7 +123,7 @@ fn take_name(volume: &str, root: &Root) -> Result<LiveLock> {
 /// The engine's generation, and who stores its epochs.
 fn authority(
     args: &ControllerArgs,
-    replicas: &[(String, Address)],
+    replicas: &[ReplicaAddress],
 ) -> Result<(Generation, Box<dyn engine::Authority>)> {
     let Some(directory) = &args.authority else {
         let text = format!(
@@ -145,10 +147,10 @@ fn authority(
         Some(generation) => generation.into(),
         None => {
             let key = args.key()?;
-            let at = |(replica, address): &(String, Address)| ReplicaAt {
+            let at = |replica: &ReplicaAddress| ReplicaAt {
                 volume: args.volume.clone(),
-                replica: replica.clone(),
-                address: address.clone(),
+                replica: replica.name.clone(),
+                address: replica.address.clone(),
                 key,
             };
             let replicas: Vec<ReplicaAt> = replicas.iter().map(at).collect();
@@ -173,24 +175,32 @@ fn manager_of(args: &ControllerArgs) -> Option<&str> {
 /// The replicas and limits of the volume's record, if the authority is the root's own: a restart has the command line of
 /// the first start, and they may have changed since. In a cluster the epoch says which of the replicas hold everything, and of others the
 /// engine is told; without epochs the manager is asked. Otherwise those of the command line.
-fn configured(args: &ControllerArgs, engine: &str, root: &Root) -> Result<(Vec<(String, Address)>, Limits)> {
+fn configured(args: &ControllerArgs, engine: &str, root: &Root) -> Result<(Vec<ReplicaAddress>, Limits)> {
     let limits = |snapshots, snapshot_bytes| Limits { snapshots, snapshot_bytes, ..Limits::default() };
-    let told = || (args.replicas.clone(), limits(args.snapshot_max_count, args.snapshot_max_size));
+    let at = |(name, address): (String, Address)| ReplicaAddress { name, address, learner: false };
+    let told_limits = || limits(args.snapshot_max_count, args.snapshot_max_size);
+    let told = || (args.replicas.iter().cloned().map(at).collect(), told_limits());
     if let Some(socket) = manager_of(args)
         && args.quorum == Quorum::Unsafe
     {
         let authority = RemoteAuthority::at(socket.into(), &args.volume);
         let replicas = replicas_to_begin_with(&authority, engine, ASK_AGAIN)?;
-        return Ok((replicas, told().1));
+        return Ok((replicas.into_iter().map(at).collect(), told_limits()));
     }
     if args.authority.as_deref() != Some(root.volume(&args.volume).as_path()) {
         return Ok(told());
     }
     match VolumeRecord::load(root, &args.volume) {
         Ok(record) => {
-            let at = |name: &String| (name.clone(), root.data_socket(name).into());
-            let replicas = record.replicas.iter().map(|r| at(&r.name)).collect();
-            Ok((replicas, limits(record.snapshot_max_count, record.snapshot_max_size)))
+            let of = |r: &ReplicaRecord| ReplicaAddress {
+                name: r.name.clone(),
+                address: root.data_socket(&r.name).into(),
+                learner: r.learner,
+            };
+            Ok((
+                record.replicas.iter().map(of).collect(),
+                limits(record.snapshot_max_count, record.snapshot_max_size),
+            ))
         }
         Err(RecordError::Missing { .. }) => Ok(told()),
         Err(e) => Err(e.into()),
@@ -199,7 +209,7 @@ fn configured(args: &ControllerArgs, engine: &str, root: &Root) -> Result<(Vec<(
 
 fn options(
     args: &ControllerArgs,
-    replicas: &[(String, Address)],
+    replicas: &[ReplicaAddress],
     limits: Limits,
     generation: Generation,
     authority: Box<dyn engine::Authority>,
@@ -209,12 +219,10 @@ fn options(
         return Err(GivesUp("an engine needs --size: the volume's size in bytes".to_owned()).into());
     };
     check_count(replicas.len())?;
-    let local = replicas.iter().all(|(_, address)| address.is_local());
-    let address =
-        |(name, address): &(String, Address)| ReplicaAddress { name: name.clone(), address: address.clone() };
+    let local = replicas.iter().all(|replica| replica.address.is_local());
     Ok(engine::Options {
         volume: args.volume.clone(),
-        replicas: replicas.iter().map(address).collect(),
+        replicas: replicas.to_vec(),
         key: args.key()?,
         generation,
         size,
@@ -240,11 +248,11 @@ fn options(
 }
 
 /// Refuses what would let the volume's bytes travel unencrypted unasked.
-fn check_open(args: &ControllerArgs, replicas: &[(String, Address)]) -> Result<(), GivesUp> {
+fn check_open(args: &ControllerArgs, replicas: &[ReplicaAddress]) -> Result<(), GivesUp> {
     if args.insecure {
         return Ok(());
     }
-    if !replicas.iter().all(|(_, address)| address.is_local()) {
+    if !replicas.iter().all(|replica| replica.address.is_local()) {
         return Err(GivesUp(UNENCRYPTED.to_owned()));
     }
     if args.relay_listen.as_ref().is_some_and(|address| !address.is_local()) {

@@ -773,7 +773,11 @@ impl World {
         let known_dead = known_dead && self.engines.is_empty();
         self.generation =
             if known_dead { self.generation.next_restart() } else { self.generation.next_attachment() };
-        let names = (0..self.nodes.len()).map(|n| ReplicaConfig { name: format!("r{n}"), local: false });
+        let names = (0..self.nodes.len()).map(|n| ReplicaConfig {
+            name: format!("r{n}"),
+            local: false,
+            learner: false,
+        });
         let config = conductor::Config {
             volume: "sim".into(),
             generation: self.generation,

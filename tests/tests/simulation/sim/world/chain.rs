@@ -134,7 +134,7 @@ impl World {
             out.later(self.now + SECOND / 10, Event::StartNode(node));
         }
         self.chain.commands += 1;
-        let replica = ReplicaConfig { name: format!("r{node}"), local: false };
+        let replica = ReplicaConfig { name: format!("r{node}"), local: false, learner: false };
         self.ask(self.chain.commands, Asked::Other, Command::AddReplica(replica), &mut out);
         self.carry(out);
     }
