@@ -102,7 +102,12 @@ impl Conductor {
         let target = self.serving().or(joiners);
         let moves = !leavers.is_empty() || !joiners.is_empty();
         let due = moves || !self.is_recorded(target);
-        if !due || target.len() < self.members_min() {
+        // One that has just learnt everything is no majority without the one that it has learnt it from.
+        let counted = match sabotaged!(self, learner_suffices) {
+            true => target,
+            false => target.and(self.counted()),
+        };
+        if !due || counted.len() < self.members_min() {
             return false;
         }
         self.begin_change(target, joiners, leavers);
@@ -221,6 +226,8 @@ impl Conductor {
         for member in change.joiners.iter() {
             if matches!(self.replica(member).role, Role::Joining(_)) {
                 self.replica_mut(member).role = Role::Member(Seat::Serving);
+                // At once: it must not go on without the one from which it has learnt.
+                self.replica_mut(member).learner = false;
                 switches.push(self.switch(Switch::Promote { member }));
                 self.counters.rebuilds += 1;
                 self.log(format!("replica {} is in sync", self.name(member)));

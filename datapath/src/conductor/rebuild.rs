@@ -513,10 +513,6 @@ impl Conductor {
 
     /// The epoch with them counts, every queue may read from them.
     pub(super) fn on_change_done(&mut self, joiners: MemberSet) {
-        // Not before: queues that do not read from it yet would have too few for a majority of two.
-        for member in joiners.and(self.members()).iter() {
-            self.replica_mut(member).learner = false;
-        }
         for member in self.linked(joiners.and(self.serving())).iter() {
             self.replica_mut(member).backoff = 0;
             self.replica_mut(member).thorough = false;

@@ -62,6 +62,9 @@ pub struct Sabotage {
     /// Epochs do not say what their members had recorded.
     #[cfg(feature = "sabotage")]
     pub after_unnoted: bool,
+    /// The second of a majority of two goes on without the first once it has learnt everything.
+    #[cfg(feature = "sabotage")]
+    pub learner_suffices: bool,
 }
 
 /// Whether a mechanism is taken out; always false without the feature.

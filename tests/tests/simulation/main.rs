@@ -23,6 +23,9 @@ const CLIENT_SEEDS: u64 = 1000;
 /// Seeds of those in which something older is put back.
 const OLDER_SEEDS: u64 = 500;
 
+/// Seeds of those in which the volume grows from one replica.
+const GROW_SEEDS: u64 = 1000;
+
 /// Seeds of those with branches.
 const BRANCH_SEEDS: u64 = 1000;
 
@@ -165,6 +168,22 @@ fn what_is_older_and_put_back_is_not_believed() {
     }
 }
 
+/// Nor is this.
+#[test]
+fn a_volume_that_begins_with_one_replica_is_given_others() {
+    let mut seen: BTreeMap<String, u64> = BTreeMap::new();
+    for seed in 1..=GROW_SEEDS {
+        match run_only(Some(Mix::Grow), seed, Sabotage::default(), false) {
+            Ok(one) => one.into_iter().for_each(|(what, count)| *seen.entry(what).or_default() += count),
+            Err(e) => panic!("LH_MIX=grow LH_SEED={seed}: {e}"),
+        }
+    }
+    for state in ["replica added", "second replica noted to be in sync", "rebuild finished", "engine killed"]
+    {
+        assert!(seen.get(state).is_some_and(|n| *n > GROW_SEEDS / 20), "{state}: {seen:?}");
+    }
+}
+
 /// Nor is this: some revert in nearly every run.
 #[test]
 fn branches_that_reverts_leave_are_the_same_in_any_order() {
@@ -302,6 +321,14 @@ fn what_members_had_recorded_not_noted() {
     let conductor = InConductor { after_unnoted: true, ..InConductor::default() };
     let sabotage = Sabotage { conductor, ..Sabotage::default() };
     noticed_in(Some(Mix::Older), 1, "what_members_had_recorded_not_noted", sabotage);
+}
+
+/// The first replica has to be lost while the epoch with the second one is made.
+#[test]
+fn who_has_learnt_goes_on_alone() {
+    let conductor = InConductor { learner_suffices: true, ..InConductor::default() };
+    let sabotage = Sabotage { conductor, ..Sabotage::default() };
+    noticed_in(Some(Mix::Grow), 1, "who_has_learnt_goes_on_alone", sabotage);
 }
 
 /// An engine has to die after all have lost their power, before anybody flushes.

@@ -192,7 +192,8 @@ impl Engine {
             queue.sabotage(sabotage.queue);
             queue
         });
-        let members = config.replicas.len();
+        // As many as may be added.
+        let members = datapath::message::MEMBERS_MAX;
         Self {
             number,
             generation,

@@ -65,6 +65,10 @@ pub(crate) enum Fault {
     Rebuild(usize),
     /// A replica is taken out of the volume, and then into it again; `true`: with an empty disk.
     Exchange(usize, bool),
+    /// The volume is given one replica more.
+    Add,
+    /// Whoever gave it the second one notes that that is in sync.
+    Note,
     /// Somebody looks at the chain.
     Look,
     /// Replicas are compared, and what is found is repaired: nothing is to be found but rot.
@@ -103,6 +107,8 @@ impl Fault {
             Self::Rebuild(_) => "rebuild asked for",
             Self::Exchange(_, false) => "replica taken out and in",
             Self::Exchange(_, true) => "replica exchanged for an empty one",
+            Self::Add => "replica added",
+            Self::Note => "second replica looked at",
             Self::Look => "chain looked at",
             Self::Scrub => "scrub asked for",
             Self::Rot(_) => "rot asked for",
@@ -176,6 +182,8 @@ pub(crate) enum Mix {
     Clients,
     /// After everything else a directory comes back whose replica was made anew without it, or an epoch that the authority had before.
     Older,
+    /// A volume that begins with one replica and is given others, beside everything else.
+    Grow,
 }
 
 impl Mix {
@@ -210,6 +218,7 @@ impl Mix {
             Self::Rot,
             Self::Clients,
             Self::Older,
+            Self::Grow,
         ];
         all.into_iter().find(|mix| format!("{mix:?}").eq_ignore_ascii_case(name))
     }
@@ -234,7 +243,8 @@ impl Mix {
             | Self::Members
             | Self::Rot
             | Self::Clients
-            | Self::Older => true,
+            | Self::Older
+            | Self::Grow => true,
             Self::Powered => !matches!(fault, PowerCut(_) | PowerCutAll | PowerCutOthers(_) | HostLost(_)),
             Self::OneHost => !matches!(fault, PowerCutAll | PowerCutOthers(_)),
             Self::Power => matches!(
@@ -286,6 +296,11 @@ impl Mix {
                 at += dice.below(soon);
                 plan.push((at, self.one(dice, nodes)));
             }
+        }
+        if self == Self::Grow {
+            // Noted soon, late, or never before the next one.
+            plan.extend((0..dice.between(2, 6)).map(|_| (dice.below(length), Fault::Add)));
+            plan.extend((0..dice.below(4)).map(|_| (dice.below(length), Fault::Note)));
         }
         plan.sort_by_key(|(at, _)| *at);
         plan

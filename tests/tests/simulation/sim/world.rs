@@ -5,6 +5,7 @@ mod chain;
 mod clients;
 mod disaster;
 mod ending;
+mod growth;
 mod leaving;
 mod network;
 mod older;
@@ -339,6 +340,7 @@ pub(crate) struct World {
     /// Mean time between two looks of the clients, beyond their usual haste, ns.
     pace: u64,
     chain: chain::Chain,
+    record: growth::Record,
     /// Chooses when the volume is scrubbed, and whether it is.
     scrub_dice: Dice,
     scrubs: bool,
@@ -413,6 +415,7 @@ impl World {
             stamps: 0,
             budget: 0,
             chain: chain::Chain::default(),
+            record: growth::Record::of(3),
             scrub_dice: Dice::new(!seed),
             scrubs: false,
             piece_dice: Dice::new(seed.rotate_left(52)),
@@ -483,6 +486,9 @@ impl World {
         if self.mix == Mix::Older {
             self.epochs_tell = true;
             self.quorum = if self.dice.chance(500) { Quorum::Majority } else { Quorum::Any };
+        }
+        if self.mix == Mix::Grow {
+            (self.quorum, self.record) = (Quorum::Majority, growth::Record::of(1));
         }
         if self.dice.chance(500) {
             self.grace = SECOND / 2;
@@ -773,17 +779,12 @@ impl World {
         let known_dead = known_dead && self.engines.is_empty();
         self.generation =
             if known_dead { self.generation.next_restart() } else { self.generation.next_attachment() };
-        let names = (0..self.nodes.len()).map(|n| ReplicaConfig {
-            name: format!("r{n}"),
-            local: false,
-            learner: false,
-        });
         let config = conductor::Config {
             volume: "sim".into(),
             generation: self.generation,
             instance: Instance(u128::from(self.dice.number()) << 64 | u128::from(self.engine_count)),
             quorum: self.quorum,
-            replicas: names.collect(),
+            replicas: self.record.config(),
             queues: QUEUES,
             size: SIZE,
             shared: Arc::new(Shared::new(SIZE, CHUNK)),

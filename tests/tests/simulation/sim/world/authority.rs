@@ -31,8 +31,7 @@ impl World {
             return;
         }
         self.look_for_records_on_their_way();
-        let recorded = |e: &Epoch| self.nodes.iter().filter(|n| n.disk.epoch() == Some(e)).count();
-        let counts = |e: &&Epoch| recorded(e) > self.nodes.len() / 2;
+        let counts = |e: &&Epoch| self.is_recorded_by_most(e);
         let newest =
             self.nodes.iter().filter_map(|n| n.disk.epoch()).filter(counts).max_by_key(|e| e.order());
         if let Some(epoch) = newest.filter(|e| self.epoch.as_ref().is_none_or(|old| old.order() < e.order()))
@@ -51,7 +50,7 @@ impl World {
             self.recorded[node] = epoch.as_ref().map(Epoch::order);
             let Some(epoch) = epoch.filter(|e| !self.holders.contains_key(&e.order())) else { continue };
             let parent = (0..self.nodes.len()).filter(|n| has(&epoch, *n)).filter_map(|n| before[n]).max();
-            let all = || (0..self.nodes.len()).collect();
+            let all = || (0..self.record.replicas).collect();
             let held = parent.and_then(|p| self.holders.get(&p).cloned()).unwrap_or_else(all);
             let stay: Vec<_> = held.into_iter().filter(|n| has(&epoch, *n)).collect();
             self.note_lived();

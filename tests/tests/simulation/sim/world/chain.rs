@@ -11,7 +11,7 @@ use tests::register::{ReadBegan, WriteId};
 /// See the module's documentation.
 #[derive(Default)]
 pub(super) struct Chain {
-    commands: u64,
+    pub(super) commands: u64,
     asked: BTreeMap<u64, Asked>,
     /// What every snapshot showed when it was taken, until somebody asks for its removal.
     taken: BTreeMap<String, Seen>,
@@ -24,13 +24,15 @@ pub(super) struct Chain {
 }
 
 /// What was asked for and is not answered.
-enum Asked {
+pub(super) enum Asked {
     /// Its name, and the oracle's mark: to clients it is a read of all blocks at one moment.
     Snapshot(String, ReadBegan),
     Revert(Vec<(u64, WriteId)>),
     Expand(u64),
     /// The replica is out: with an empty disk or its own it is taken in again.
     Exchange(usize, bool),
+    /// One replica more.
+    Add,
     Other,
 }
 
@@ -90,7 +92,7 @@ impl World {
         }
     }
 
-    fn ask(&mut self, id: u64, asked: Asked, command: Command, out: &mut Outbox) {
+    pub(super) fn ask(&mut self, id: u64, asked: Asked, command: Command, out: &mut Outbox) {
         self.chain.asked.insert(id, asked);
         let (now, input) = (self.now, Conducted::Command(CommandId(id), command));
         if let Some(e) = self.engines.get_mut(&self.current) {
@@ -179,6 +181,7 @@ impl World {
                 self.chain.known = self.chain.known.max(size);
             }
             Some(Asked::Exchange(node, empty)) if ok => self.take_in(node, empty),
+            Some(Asked::Add) if !ok => self.take_back_replica(),
             _ => {}
         }
     }

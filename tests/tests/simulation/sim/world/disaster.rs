@@ -139,6 +139,8 @@ impl World {
                 self.change_chain(fault, out);
             }
             Fault::Rebuild(node) | Fault::Exchange(node, _) => self.change_members(node, fault, out),
+            Fault::Add => self.add_replica(out),
+            Fault::Note => self.note_who_has_learnt(),
             Fault::Look => self.look(out),
             Fault::Scrub => self.scrub(out),
             Fault::Rot(node) => self.rot(node),

@@ -89,7 +89,7 @@ impl World {
             return;
         }
         let members = self.members();
-        if members.len() < self.nodes.len() {
+        if members.len() < self.record.replicas {
             self.note("closed without a replica".into());
         }
         let images: Vec<_> = members.iter().map(|n| (*n, self.nodes[*n].disk.image())).collect();
@@ -106,7 +106,7 @@ impl World {
 
     /// In the epoch that counts.
     pub(super) fn is_member(&self, node: usize) -> bool {
-        self.epoch.as_ref().is_none_or(|e| has(e, node))
+        self.epoch.as_ref().map_or(node < self.record.replicas, |e| has(e, node))
     }
 
     pub(super) fn fail_unless_broken(&mut self, what: &str) {
