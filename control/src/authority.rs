@@ -5,12 +5,13 @@
 //! has nothing else to do until the answer is there. An authority that does not answer is asked again by the engine.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use lh_block::{Epoch, Generation};
 use serde::{Deserialize, Serialize};
+
+use crate::transport::connect_within;
 
 /// How long a question may take: the manager asks the API server, and tries again where another writer was faster.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -98,9 +99,7 @@ impl RemoteAuthority {
     }
 
     fn try_ask(&self, question: &Question) -> io::Result<Reply> {
-        let mut stream = UnixStream::connect(&self.socket)?;
-        stream.set_read_timeout(Some(self.patience))?;
-        stream.set_write_timeout(Some(self.patience))?;
+        let mut stream = connect_within(self.patience, &self.socket)?;
         let mut line = serde_json::to_vec(question)?;
         line.push(b'\n');
         stream.write_all(&line)?;
@@ -112,7 +111,9 @@ impl RemoteAuthority {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixListener;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 
     use super::*;
 
@@ -140,16 +141,33 @@ mod tests {
     }
 
     /// The engine's control thread waits for the answer, and has its replicas to watch.
+    fn is_given_up(socket: PathBuf) {
+        let patience = Duration::from_millis(200);
+        let authority = RemoteAuthority { patience, ..RemoteAuthority::at(socket, "demo") };
+        let (told, answer) = std::sync::mpsc::channel();
+        std::thread::spawn(move || told.send(authority.load()));
+        let answer = answer.recv_timeout(Duration::from_secs(20)).expect("it ends");
+        assert!(matches!(answer, Reply::Unavailable(_)), "{answer:?}");
+    }
+
     #[test]
     fn a_manager_that_takes_a_question_and_says_nothing_is_given_up() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("a.sock");
         let _mute = UnixListener::bind(&socket).unwrap();
-        let patience = Duration::from_millis(200);
-        let authority = RemoteAuthority { patience, ..RemoteAuthority::at(socket, "demo") };
-        let (told, answer) = std::sync::mpsc::channel();
-        std::thread::spawn(move || told.send(authority.load()));
-        let answer = answer.recv_timeout(Duration::from_secs(60)).expect("it ends");
-        assert!(matches!(answer, Reply::Unavailable(_)), "{answer:?}");
+        is_given_up(socket);
+    }
+
+    /// It was stopped, or waits for the API server: those that gave it up keep their places.
+    #[test]
+    fn a_manager_with_no_room_for_another_question_is_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.sock");
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&socket, 0).unwrap();
+        let _waits = UnixStream::connect(&path).unwrap();
+        is_given_up(path);
     }
 }

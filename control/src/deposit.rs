@@ -15,7 +15,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -26,6 +26,7 @@ use rustix::net::{
 };
 
 use crate::host::Root;
+use crate::transport::connect_within;
 
 /// Longest message: a verb and a process's name.
 const MESSAGE_MAX: usize = 256;
@@ -162,7 +163,7 @@ impl Deposit {
     fn ask(&mut self, verb: Verb, fd: Option<BorrowedFd<'_>>) -> io::Result<Option<OwnedFd>> {
         let stream = match self.manager.take() {
             Some(stream) => stream,
-            None => connect(&self.socket)?,
+            None => connect_within(PATIENCE, &self.socket)?,
         };
         send(&stream, &format!("{} {}", verb.word(), self.name), fd)?;
         let (answer, fd) = receive(&stream)?;
@@ -173,13 +174,6 @@ impl Deposit {
             refused => Err(io::Error::new(io::ErrorKind::PermissionDenied, refused.to_owned())),
         }
     }
-}
-
-fn connect(socket: &Path) -> io::Result<UnixStream> {
-    let stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    Ok(stream)
 }
 
 /// True if the peer has closed its end: it never says anything unasked.

@@ -227,15 +227,23 @@ async fn rotate_logs(root: &Root, registry: &Registry) {
         ticks.tick().await;
         let mut names = registry.names();
         names.push("instance-manager".to_owned());
-        if look == 0
-            && let Err(e) = log::sweep(&root.logs(), &names, log::LEFT_MAX)
-        {
-            tracing::warn!(path = %root.logs().display(), error = %e, "logs of processes that are no more stay");
+        let root = root.clone();
+        // A disk that is slow keeps nobody from the manager, and no process from being started again.
+        let bounded = tokio::task::spawn_blocking(move || bound_logs(&root, &names, look == 0));
+        if let Err(e) = bounded.await {
+            tracing::error!(error = %e, "logs are not bounded");
         }
-        for path in names.iter().map(|name| root.log(name)) {
-            if let Err(e) = log::rotate(&path, log::LOG_MAX) {
-                tracing::warn!(path = %path.display(), error = %e, "log cannot be rotated");
-            }
+    }
+}
+
+/// `names`: those of all processes. `sweep`: logs of those that are no more are looked at, too.
+fn bound_logs(root: &Root, names: &[String], sweep: bool) {
+    if sweep && let Err(e) = log::sweep(&root.logs(), names, log::LEFT_MAX) {
+        tracing::warn!(path = %root.logs().display(), error = %e, "logs of processes that are no more stay");
+    }
+    for path in names.iter().map(|name| root.log(name)) {
+        if let Err(e) = log::rotate(&path, log::LOG_MAX) {
+            tracing::warn!(path = %path.display(), error = %e, "log cannot be rotated");
         }
     }
 }

@@ -14,6 +14,8 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use hyper_util::rt::TokioIo;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -26,7 +28,7 @@ use crate::host::make_socket_directory;
 pub use guests::{Guests, Sign};
 pub use heard::Heard;
 
-/// Longest wait for a server that accepts and then says nothing.
+/// Longest wait for a connection. Whether the server says anything on it is seen by the first call.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long a listener rests that could not take a connection: where no descriptor is left the next try would fail at once.
@@ -163,6 +165,20 @@ pub async fn connect(path: &Path) -> io::Result<Channel> {
     drop(UnixStream::connect(path).await?);
     let (endpoint, connector) = (endpoint(), connector(path));
     endpoint.connect_with_connector(connector).await.map_err(io::Error::other)
+}
+
+/// Connects to the server that listens on a unix socket, for who blocks. Each read and each write takes `patience` at most, and so does
+/// this: a server that was stopped takes no connection, and the system keeps only so many for it.
+///
+/// # Errors
+/// Nobody listens there (`NotFound`, `ConnectionRefused`), there is no room (`WouldBlock`), or the caller may not.
+pub(crate) fn connect_within(patience: Duration, path: &Path) -> io::Result<std::os::unix::net::UnixStream> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    for waits in [Timeout::Recv, Timeout::Send] {
+        set_socket_timeout(&socket, waits, Some(patience))?;
+    }
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
 }
 
 /// A channel to the server that listens on a unix socket, now or later: it connects when it is used, and again when the
