@@ -10,13 +10,13 @@ pub use structures::{
 /// Bytes of a basic header segment (11.2).
 pub const HEADER: usize = 48;
 
-/// Bytes of a digest (13.1).
+/// Bytes of a digest (11.2.3).
 pub const DIGEST: usize = 4;
 
 /// Most bytes of additional header segments: their length is a byte of 4-byte words (11.2.1.5).
 pub const AHS_MAX: usize = 255 * 4;
 
-/// A task tag that stands for none (11.2.1.8, 11.3.2).
+/// A tag that stands for none: of a task (11.2.1.8), of a transfer (11.7.4).
 pub const NO_TAG: u32 = 0xffff_ffff;
 
 /// Immediate delivery, in the first byte (11.2.1.1).
@@ -112,7 +112,7 @@ pub mod status {
     pub const TASK_ABORTED: u8 = 0x40;
 }
 
-/// Flags of SCSI commands and of responses to them (11.3.1, 11.4.1, 11.7.1).
+/// Flags of SCSI commands and of responses to them (11.3.1, 11.4.1, 11.7.3).
 pub mod flag {
     /// Data goes to the initiator.
     pub const READ: u8 = 0x40;
@@ -124,9 +124,9 @@ pub mod flag {
     pub const UNDERFLOW: u8 = 0x02;
     /// A Data-In that carries the status.
     pub const STATUS: u8 = 0x01;
-    /// Login, text: the text goes on in the next PDU (11.10.2, 11.12.3).
+    /// Login, text: the text goes on in the next PDU (11.10.2, 11.12.2).
     pub const CONTINUE: u8 = 0x40;
-    /// Login: on to the next stage (11.12.2).
+    /// Login: on to the next stage (11.12.1).
     pub const TRANSIT: u8 = 0x80;
 }
 
@@ -177,7 +177,7 @@ pub(crate) fn length24(len: usize) -> [u8; 3] {
     rest
 }
 
-/// Bytes that fill a segment up to a multiple of 4 (11.2.3).
+/// Bytes that fill a segment up to a multiple of 4 (11.1).
 pub(crate) const fn padding(len: usize) -> usize {
     len.wrapping_neg() % 4
 }
