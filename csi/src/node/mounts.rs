@@ -40,9 +40,15 @@ impl Mount {
 
 /// Every mount of this mount namespace, in the order in which they were made.
 pub(super) fn mounts() -> Result<Vec<Mount>, Refused> {
-    let text = fs::read_to_string("/proc/self/mountinfo")
+    let table = fs::read("/proc/self/mountinfo")
         .map_err(|e| Refused::Failed(format!("/proc/self/mountinfo: {e}")))?;
-    Ok(text.lines().filter_map(parse).collect())
+    Ok(mounts_in(&table))
+}
+
+/// Those of a mountinfo. Where a name is not UTF-8 something stands for it: no orchestrator can mean that place, and whoever writes to
+/// a volume chooses names that are told here, once a pod has only a part of it (subPath).
+fn mounts_in(table: &[u8]) -> Vec<Mount> {
+    String::from_utf8_lossy(table).lines().filter_map(parse).collect()
 }
 
 /// One line of mountinfo (proc_pid_mountinfo(5)).
@@ -131,6 +137,13 @@ mod tests {
         assert!(mount.read_only && !mount.super_read_only);
         assert_eq!(parse("nonsense"), None);
         assert_eq!(unescape(r"a\134b\04"), r"a\b\04");
+    }
+
+    #[test]
+    fn a_name_that_is_no_text_hides_no_other_mount() {
+        let table = b"91 30 7:3 /\xff /pods/a rw - ext4 /dev/longhorn/v rw\n92 30 7:4 / /pods/b rw - ext4 /dev/longhorn/w rw\n";
+        let points: Vec<PathBuf> = mounts_in(table).into_iter().map(|m| m.point).collect();
+        assert_eq!(points, [Path::new("/pods/a"), Path::new("/pods/b")]);
     }
 
     #[test]
