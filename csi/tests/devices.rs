@@ -600,6 +600,66 @@ async fn what_is_staged_is_taken_for_nothing_else() {
 }
 
 #[tokio::test]
+async fn a_device_that_was_left_protected_is_no_obstacle_to_who_reads_either() {
+    let test = "a_device_that_was_left_protected_is_no_obstacle_to_who_reads_either";
+    let Some((mut kubelet, first)) = Kubelet::start(test, capability(Mode::SingleNodeWriter)).await else {
+        return;
+    };
+    kubelet.stage().await.unwrap();
+    fs::write(kubelet.path("staging/data"), "kept").unwrap();
+    run(&["sync", "-f", &kubelet.text("staging")]).unwrap();
+    // As a clone of what is in use is: its journal is to be replayed.
+    fs::copy(&first.file, kubelet.path("b")).unwrap();
+    kubelet.unstage().await;
+    let second = Loop::of(kubelet.path("b")).unwrap();
+    run(&["blockdev", "--setro", &second.device]).unwrap();
+    kubelet.is_now(&second);
+    kubelet.read_only = true;
+    kubelet.stage().await.unwrap();
+    assert_eq!(fs::read_to_string(kubelet.path("staging/data")).unwrap(), "kept");
+    kubelet.unstage().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_staged_is_mounted_nowhere() {
+    let test = "what_cannot_be_staged_is_mounted_nowhere";
+    let Some((mut kubelet, device)) = Kubelet::start(test, capability(Mode::SingleNodeWriter)).await else {
+        return;
+    };
+    // Of a kind that does not grow.
+    run(&["mkfs.ext3", "-q", &device.device]).unwrap();
+    assert_eq!(kubelet.stage().await, Err(Code::FailedPrecondition));
+    // After that code the kubelet has nothing unstaged.
+    assert!(kubelet.mounted("staging").is_empty());
+    // For reading it need not grow.
+    kubelet.read_only = true;
+    kubelet.stage().await.unwrap();
+    kubelet.unstage().await;
+}
+
+#[tokio::test]
+async fn a_volume_grows_also_where_the_pod_only_reads() {
+    let test = "a_volume_grows_also_where_the_pod_only_reads";
+    let Some((mut kubelet, _small)) = Kubelet::start(test, of_kind("xfs")).await else { return };
+    let device = enlarge(&kubelet, 320 << 20);
+    kubelet.stage().await.unwrap();
+    kubelet.publish("target-1", true).await.unwrap();
+    File::options().write(true).open(&device.file).unwrap().set_len(640 << 20).unwrap();
+    run(&["losetup", "--set-capacity", &device.device]).unwrap();
+    let request = NodeExpandVolumeRequest {
+        volume_id: VOLUME.into(),
+        volume_path: kubelet.text("target-1"),
+        capacity_range: Some(CapacityRange { required_bytes: 640 << 20, limit_bytes: 0 }),
+        ..Default::default()
+    };
+    kubelet.node.node_expand_volume(request).await.unwrap();
+    let size = nix::sys::statvfs::statvfs(&kubelet.path("target-1")).unwrap();
+    assert!(size.blocks() * size.fragment_size() > 500 << 20, "{size:?}");
+    kubelet.unpublish("target-1").await;
+    kubelet.unstage().await;
+}
+
+#[tokio::test]
 async fn a_file_system_whose_making_was_cut_short_is_made_anew_and_no_other_is() {
     let test = "a_file_system_whose_making_was_cut_short_is_made_anew_and_no_other_is";
     let Some((mut kubelet, _small)) = Kubelet::start(test, of_kind("xfs")).await else { return };
@@ -664,14 +724,25 @@ async fn a_file_system_that_has_stopped_is_abnormal_whatever_its_kind_and_kernel
         let Some((mut kubelet, _small)) = Kubelet::start(test, of_kind(kind)).await else { return };
         let _device = enlarge(&kubelet, 320 << 20);
         kubelet.stage().await.unwrap();
-        kubelet.publish("target-1", false).await.unwrap();
-        assert!(!kubelet.is_abnormal("target-1").await, "{kind}");
+        // Seen by one that writes and by one that reads.
+        for (target, readonly) in [("target-1", false), ("target-2", true)] {
+            kubelet.publish(target, readonly).await.unwrap();
+            assert!(!kubelet.is_abnormal(target).await, "{kind}");
+        }
         kubelet.stop_as_for_an_error(kind);
-        assert!(
-            kubelet.is_abnormal("target-1").await,
-            "{kind}: {:?}",
-            fs::read_to_string("/proc/self/mountinfo")
-        );
+        for target in ["target-1", "target-2"] {
+            assert!(
+                kubelet.is_abnormal(target).await,
+                "{kind} at {target}: {:?}",
+                fs::read_to_string("/proc/self/mountinfo")
+            );
+            kubelet.unpublish(target).await;
+        }
+        kubelet.unstage().await;
+        kubelet.read_only = true;
+        kubelet.stage().await.unwrap();
+        kubelet.publish("target-1", false).await.unwrap();
+        assert!(!kubelet.is_abnormal("target-1").await, "{kind}: it is for reading only");
         kubelet.unpublish("target-1").await;
         kubelet.unstage().await;
     }

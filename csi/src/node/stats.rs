@@ -5,7 +5,7 @@ use std::path::Path;
 use nix::sys::statvfs::statvfs;
 
 use super::filesystem;
-use super::mounts::{block_numbers, mount_at};
+use super::mounts::{Mount, block_numbers, mount_at, mounts};
 use crate::Refused;
 use crate::guard::Held;
 use crate::proto::csi::volume_usage::Unit;
@@ -24,11 +24,13 @@ pub(super) async fn stats(
         let usage = VolumeUsage { total, unit: Unit::Bytes.into(), ..VolumeUsage::default() };
         return Ok(told(vec![usage], String::new()));
     }
-    let mount = mount_at(path)?.filter(|m| m.device == ours).ok_or_else(missing)?;
+    mount_at(path)?.filter(|m| m.device == ours).ok_or_else(missing)?;
+    // Where one only reads, the mount there does not tell a file system that was stopped from one that is for reading only.
+    let all: Vec<Mount> = mounts()?.into_iter().filter(|m| m.device == ours).collect();
     // A file system whose volume waits for its replicas may keep whoever asks, and a thread with it.
     let place = path.to_owned();
     let ask = move || {
-        let found = (statvfs(&place), mount.has_stopped());
+        let found = (statvfs(&place), all.iter().any(Mount::has_stopped));
         drop(held);
         found
     };

@@ -62,9 +62,9 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
         };
     };
     let device = &wish.device;
-    if !wish.read_only {
-        write_protect(device, false).await?;
-    }
+    // The kernel's number may have served a volume that nobody unstaged, and which only was to be read as a device. Who only reads needs
+    // it, too: a file system that was not unmounted has its journal replayed first.
+    write_protect(device, false).await?;
     if lost::left_at(staging, device)? {
         // It stays until a file system is there again: whoever asks again would have one made.
         file_system_on(wish, fs_type, true).await?;
@@ -102,11 +102,22 @@ pub(super) async fn stage(wish: &Staging, staging: &Path) -> Result<(), Refused>
     if wish.is_for_reading() {
         return Ok(());
     }
-    if let Growth::NotMounted(_) = filesystem::grow(device, staging, &kind).await? {
-        // Nobody uses it yet, so that it can be had otherwise.
+    let grown = grow_unused(device, staging, &kind, flags).await;
+    // To the kubelet what was refused is staged nowhere, so that nobody would unstage it, and the device be in use for ever.
+    if grown.is_err()
+        && let Err(e) = unmount(staging).await
+    {
+        tracing::warn!(path = %staging.display(), error = %e, "what was not staged stays mounted");
+    }
+    grown
+}
+
+/// Grows a file system that was mounted just now, and that nobody uses yet.
+async fn grow_unused(device: &Path, staging: &Path, kind: &str, flags: &[String]) -> Result<(), Refused> {
+    if let Growth::NotMounted(_) = filesystem::grow(device, staging, kind).await? {
         unmount(staging).await?;
         filesystem::grow_unmounted(device).await?;
-        filesystem::mount(device, staging, &kind, flags, false).await?;
+        filesystem::mount(device, staging, kind, flags, false).await?;
     }
     Ok(())
 }
@@ -438,12 +449,14 @@ pub(super) async fn grow(device: &Path, path: &Path, wanted: u64) -> Result<i64,
     if block_numbers(path) == block_numbers(device) {
         return Ok(bytes);
     }
-    let there = mounts()?.into_iter().rfind(|m| is_of(m, device) && at_or_above(&m.point, path));
-    let Some(mount) = there else {
+    let all: Vec<Mount> = mounts()?.into_iter().filter(|m| is_of(m, device)).collect();
+    let Some(there) = all.iter().rfind(|m| at_or_above(&m.point, path)) else {
         return Err(Refused::Missing(format!("the volume is not mounted at {}", path.display())));
     };
-    if !mount.super_read_only {
-        grow_mounted(device, &mount.point, &mount.kind).await?;
+    if !there.super_read_only {
+        // Through the mount of a pod that only reads, XFS is not grown.
+        let writable = all.iter().find(|m| !m.read_only).unwrap_or(there);
+        grow_mounted(device, &writable.point, &writable.kind).await?;
     }
     Ok(bytes)
 }
