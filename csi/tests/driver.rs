@@ -56,6 +56,15 @@ async fn a_volume_is_made_once_and_only_as_it_was_asked_for() {
 
     cluster.create(wish("pvc-2", 64)).await.unwrap();
     assert_eq!(cluster.create(wish("pvc-2", 128)).await, Err(Code::AlreadyExists));
+    // What is there is within what is asked for, or beyond it (CSI, CreateVolume).
+    let within = |limit: i64| CreateVolumeRequest {
+        capacity_range: Some(CapacityRange { required_bytes: 32 * MIB, limit_bytes: limit * MIB }),
+        ..wish("pvc-2", 32)
+    };
+    for (limit, expected) in [(0, Ok(64)), (64, Ok(64)), (48, Err(Code::AlreadyExists))] {
+        let answer = cluster.create(within(limit)).await.map(|volume| volume.capacity_bytes / MIB);
+        assert_eq!(answer, expected, "{limit}");
+    }
     // Two names that are shortened are two volumes, and a taken one is not handed to somebody else.
     let long = "n".repeat(128);
     let shortened = cluster.create(wish(&long, 64)).await.unwrap().volume_id;
@@ -76,6 +85,14 @@ async fn a_volume_is_made_once_and_only_as_it_was_asked_for() {
         (
             CreateVolumeRequest { parameters: words(&[("encrypted", "true")]), ..wish("x", 64) },
             Code::FailedPrecondition,
+        ),
+        (
+            // A source of a kind that is not known.
+            CreateVolumeRequest {
+                volume_content_source: Some(VolumeContentSource::default()),
+                ..wish("x", 64)
+            },
+            Code::InvalidArgument,
         ),
         (
             CreateVolumeRequest { parameters: words(&[("fromBackup", "s3://b")]), ..wish("x", 64) },
@@ -400,7 +417,9 @@ async fn a_volume_that_is_larger_than_what_it_is_made_of_grows_once_it_holds_tha
         let volume = cluster.server.get("volumes", "clone").unwrap();
         assert_eq!(volume["spec"]["size"], json!((128 * MIB).to_string()));
     }
-    assert_eq!(cluster.create(of(64)).await, Err(Code::AlreadyExists));
+    let answer = cluster.create(of(64)).await.map(|volume| volume.capacity_bytes);
+    assert_eq!(answer, Ok(128 * MIB), "it is within what is asked for");
+    assert_eq!(cluster.create(of(130)).await, Err(Code::AlreadyExists));
     // The driver ended before it had asked for more.
     let copied = json!({ "spec": { "size": (64 * MIB).to_string() } });
     cluster.server.apply("volumes", "clone", &copied);

@@ -287,8 +287,11 @@ fn wish(request: &CreateVolumeRequest) -> Result<VolumeSpec, Refused> {
         Access::Block => false,
     });
     spec.size = Int64Text::of_bytes(size(request.capacity_range, xfs)?);
-    if let Some(source) = request.volume_content_source.as_ref().and_then(|s| s.r#type.as_ref()) {
-        spec.data_source = handle(source)?;
+    if let Some(source) = &request.volume_content_source {
+        // One of a kind that is not known is none to leave out: the volume would be empty.
+        let unknown =
+            || Refused::Argument("the volume's source is neither a snapshot nor a volume".to_owned());
+        spec.data_source = handle(source.r#type.as_ref().ok_or_else(unknown)?)?;
     }
     Ok(spec)
 }
@@ -319,17 +322,12 @@ fn check_same(there: &Volume, given: &str, wanted: &VolumeSpec, limit: i64) -> R
             kept.map_or("", |k| k)
         )));
     }
-    let below_limit = limit == 0 || there.spec.size.0 <= limit;
-    let fits = match there.annotations().get(ASKED_SIZE) {
-        _ if wanted.data_source.is_empty() => there.spec.size == wanted.size,
-        // It may not have grown to that yet.
-        Some(asked) => *asked == wanted.size.to_string() && below_limit,
-        None => there.spec.size >= wanted.size && below_limit,
-    };
-    if !fits {
+    // It may not have grown to what it was asked for with yet.
+    let asked = there.annotations().get(ASKED_SIZE).and_then(|asked| asked.parse().ok());
+    let size = there.spec.size.max(asked.map(Int64Text).unwrap_or_default());
+    if size < wanted.size || limit > 0 && size.0 > limit {
         return Err(Refused::Different(format!(
-            "volume {name} exists with {} bytes, not {}",
-            there.spec.size, wanted.size
+            "volume {name} exists with {size} bytes, which is not within what is asked for"
         )));
     }
     if there.spec.migratable != wanted.migratable {
