@@ -15,6 +15,10 @@ pub const REGISTRATIONS_MAX: usize = 64;
 /// Longest name of an initiator port: an iSCSI name of 223 bytes (RFC 7143, 4.2.7.1), and `,i,0x` with 12 digits.
 pub const PORT_MAX: usize = 223 + 17;
 
+/// What stands between an initiator's name and its ISID, and how many digits that has (SPC-4, 7.6.4.6).
+const SEPARATOR: &str = ",i,0x";
+const ISID_DIGITS: usize = 12;
+
 /// Bytes of the basic parameter list (SPC-4, 6.16.3).
 const BASIC_LIST: usize = 24;
 
@@ -280,7 +284,8 @@ impl Reservations {
         Effects { attentions, aborted: Vec::new() }
     }
 
-    /// SPC-4, 5.13.11.4.
+    /// SPC-4, 5.13.11.4. Who takes the reservation over, or holds it with all others, stays registered. Who only removes registrations
+    /// removes its own with those of its key (5.13.11.4.4), and is neither told nor ended.
     fn preempt(&mut self, port: &str, victim: u64, cdb: &Cdb, abort: bool) -> Result<Effects, Refusal> {
         let held = self.holder.clone();
         let takes_over = match &held {
@@ -292,15 +297,16 @@ impl Reservations {
             return Err(INVALID_PARAMETER.at_parameter(8).into());
         }
         let everybody = takes_over && victim == 0;
-        let falls = |r: &Registration| r.port != port && (everybody || r.key == victim);
+        let keeps_own = takes_over || held.as_ref().is_some_and(|(kind, _)| kind.is_all());
+        let falls = |r: &Registration| (everybody || r.key == victim) && !(keeps_own && r.port == port);
         if !takes_over && !self.registrations.iter().any(|r| r.key == victim) {
             return Err(Refusal::Conflict);
         }
-        let fallen: Vec<String> =
-            self.registrations.iter().filter(|r| falls(r)).map(|r| r.port.clone()).collect();
+        let others = self.registrations.iter().filter(|r| falls(r) && r.port != port);
+        let fallen: Vec<String> = others.map(|r| r.port.clone()).collect();
         let mut effects = Effects::default();
         effects.attentions.extend(fallen.iter().map(|p| (p.clone(), REGISTRATION_PREEMPTED)));
-        self.registrations.retain(|r| r.port == port || !fallen.contains(&r.port));
+        self.registrations.retain(|r| !falls(r));
         if takes_over {
             let kind = kind_of(cdb)?;
             if held.is_some_and(|(old, _)| old != kind) {
@@ -335,15 +341,15 @@ impl Reservations {
         if relative_port != 1 {
             return Err(INVALID_PARAMETER.at_parameter(18).into());
         }
-        let to = port_of(id).ok_or(INVALID_PARAMETER.at_parameter(24))?;
+        let to = &port_of(id).ok_or(INVALID_PARAMETER.at_parameter(24))?;
         if to == port {
             return Err(INVALID_PARAMETER.at_parameter(24).into());
         }
-        match self.registrations.iter_mut().find(|r| r.port == to) {
+        match self.registrations.iter_mut().find(|r| r.port == *to) {
             Some(r) => r.key = new_key,
             None => self.add(to, new_key)?,
         }
-        self.holder = Some((kind, to.to_owned()));
+        self.holder = Some((kind, to.clone()));
         self.aptpl = flags & 0x01 != 0;
         if flags & 0x02 != 0 {
             // UNREG.
@@ -416,17 +422,20 @@ fn push_transport_id(port: &str, reply: &mut Vec<u8>) {
     reply.resize(reply.len() + name - port.len(), 0);
 }
 
-/// The initiator port of a TransportID.
-fn port_of(id: &[u8]) -> Option<&str> {
+/// The initiator port of a TransportID, whose ISID may have capitals among its digits; the names here have none.
+fn port_of(id: &[u8]) -> Option<String> {
     let (head, name) = id.split_at_checked(4)?;
     if head[0] != 0x45 || usize::from(be16(head, 2)) != name.len() {
         return None;
     }
     let end = name.iter().position(|b| *b == 0)?;
     let port = std::str::from_utf8(&name[..end]).ok()?;
-    let known =
-        port.len() <= PORT_MAX && port.contains(",i,0x") && port.bytes().all(|b| b.is_ascii_graphic());
-    known.then_some(port)
+    let (initiator, isid) = port.rsplit_once(SEPARATOR)?;
+    let known = port.len() <= PORT_MAX
+        && initiator.bytes().all(|b| b.is_ascii_graphic())
+        && isid.len() == ISID_DIGITS
+        && isid.bytes().all(|b| b.is_ascii_hexdigit());
+    known.then(|| format!("{initiator}{SEPARATOR}{}", isid.to_ascii_lowercase()))
 }
 
 #[cfg(test)]

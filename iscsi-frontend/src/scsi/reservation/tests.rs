@@ -132,6 +132,27 @@ fn preempting_takes_over_from_the_holder() {
     assert_eq!(act(&mut r, B, out::PREEMPT, 5, 2, 0), Err(INVALID_PARAMETER.at_parameter(8).into()));
 }
 
+/// SPC-4, 5.13.11.4.3 and 5.13.11.4.4: where nothing is taken over, all registrations of a key fall, also one's own.
+#[test]
+fn who_preempts_its_own_key_keeps_its_registration_only_with_the_reservation() {
+    let mut r = registered();
+    act(&mut r, C, out::REGISTER, 0, 3, 2).unwrap();
+    act(&mut r, A, out::RESERVE, 1, 1, 0).unwrap();
+    let effects = act(&mut r, B, out::PREEMPT_AND_ABORT, 1, 2, 2).unwrap();
+    // Whoever does it knows, and is not ended.
+    assert_eq!(effects.attentions, vec![(C.to_owned(), REGISTRATION_PREEMPTED)]);
+    assert_eq!(effects.aborted, vec![C.to_owned()]);
+    assert_eq!((r.key_of(B), r.key_of(C), r.holds(A)), (None, None, true));
+    act(&mut r, A, out::PREEMPT, 3, 1, 1).unwrap();
+    assert_eq!((r.key_of(A), r.holder.clone()), (Some(1), Some((Kind::ExclusiveAccess, A.to_owned()))));
+    // All registrants are holders: none removes itself.
+    let mut r = registered();
+    act(&mut r, A, out::RESERVE, 7, 1, 0).unwrap();
+    act(&mut r, C, out::REGISTER, 0, 3, 2).unwrap();
+    act(&mut r, B, out::PREEMPT, 7, 2, 2).unwrap();
+    assert_eq!((r.key_of(B), r.key_of(C)), (Some(2), None));
+}
+
 #[test]
 fn preempting_key_zero_falls_all_registrants() {
     let mut r = registered();
@@ -172,6 +193,24 @@ fn a_reservation_moves_to_a_named_port() {
     let done = r.change(A, &cdb(out::REGISTER_AND_MOVE, 0), &parameters);
     assert_eq!(done, Ok(Effects::default()));
     assert_eq!((r.holds(B), r.key_of(B), r.key_of(A)), (true, Some(22), None));
+    // In capitals it is the same port.
+    let port = "iqn.2000-01.c:three,i,0x00023dabcdef";
+    act(&mut r, port, out::REGISTER, 0, 0, 4).unwrap();
+    let mut id = Vec::new();
+    push_transport_id(&port.replace("dabcdef", "DABCDEF"), &mut id);
+    let mut parameters = [&list(22, 4, 0)[..20], &id].concat();
+    parameters[19] = 1;
+    r.change(B, &cdb(out::REGISTER_AND_MOVE, 0), &parameters).unwrap();
+    assert!(r.holds(port) && !r.holds(B), "{:?}", r.holder);
+    parameters[..8].copy_from_slice(&4_u64.to_be_bytes());
+    // An ISID has six bytes.
+    for wrong in ["iqn.a,i,0x00023d", "iqn.a,i,0x00023d00000g", "iqn.a,i,0x00023d0000001"] {
+        let mut id = Vec::new();
+        push_transport_id(wrong, &mut id);
+        let wrong = [&parameters[..20], &id].concat();
+        let refused = r.clone().change(port, &cdb(out::REGISTER_AND_MOVE, 0), &wrong);
+        assert_eq!(refused, Err(INVALID_PARAMETER.at_parameter(24).into()));
+    }
     // A no longer is anybody.
     let again = r.clone().change(A, &cdb(out::REGISTER_AND_MOVE, 0), &parameters);
     assert_eq!(again, Err(Refusal::Conflict));
