@@ -1,5 +1,7 @@
 //! INQUIRY: who the unit is and what it can do (SPC-4, 6.6 and 7.8; SBC-3, 6.6).
 
+use std::borrow::Cow;
+
 use lh_block::Geometry;
 
 use super::command::{COMMANDS, Cdb, be16};
@@ -86,6 +88,11 @@ impl Identity {
         let hash = lh_block::fnv1a(self.serial.bytes());
         0x3 << 60 | (hash ^ hash >> 60) & 0x0fff_ffff_ffff_ffff
     }
+
+    /// The same of logical unit 0: each unit has identifiers of its own (SPC-4, 7.8.6.2.1). No volume's name has a comma.
+    fn of_controller(&self) -> Self {
+        Self { serial: format!("{},0", self.serial), ..self.clone() }
+    }
 }
 
 /// Which logical unit was asked.
@@ -133,8 +140,12 @@ pub(crate) fn inquiry(
         if !known.contains(&page) || place == Place::Nowhere {
             return Err(INVALID_FIELD.at_cdb(2));
         }
+        let identity = match place {
+            Place::Controller => Cow::Owned(identity.of_controller()),
+            Place::Disk | Place::Nowhere => Cow::Borrowed(identity),
+        };
         reply.extend_from_slice(&[device, page, 0, 0]);
-        vital(page, known, identity, geometry, reply);
+        vital(page, known, &identity, geometry, reply);
         let len = u16::try_from(reply.len() - 4).unwrap_or(u16::MAX);
         reply[2..4].copy_from_slice(&len.to_be_bytes());
     }
@@ -196,11 +207,12 @@ fn identification(identity: &Identity, reply: &mut Vec<u8>) {
 fn block_limits(geometry: &Geometry, reply: &mut Vec<u8>) {
     let block = geometry.logical_block;
     let per_physical = geometry.physical_block / block;
-    let transfer = geometry.max_transfer.min(TRANSFER_MAX) / block;
+    let most = geometry.max_transfer.min(TRANSFER_MAX);
+    let (transfer, compared) = (most / block, COMPARE_WRITE_BYTES.min(most / 2) / block);
     // WSNZ = 0: a WRITE SAME of 0 blocks goes to the end.
     reply.push(0);
     // MAXIMUM COMPARE AND WRITE LENGTH.
-    reply.push(u8::try_from(COMPARE_WRITE_BYTES / block).unwrap_or(u8::MAX));
+    reply.push(u8::try_from(compared).unwrap_or(u8::MAX));
     // OPTIMAL TRANSFER LENGTH GRANULARITY: what is smaller is widened by the engine.
     reply.extend_from_slice(&u16::try_from(per_physical).unwrap_or(0).to_be_bytes());
     // MAXIMUM TRANSFER LENGTH, OPTIMAL TRANSFER LENGTH, MAXIMUM PREFETCH LENGTH (no limit).
@@ -307,6 +319,28 @@ mod tests {
         }
         assert_eq!(ask(Some(0xb3), 255, Place::Disk), Err(INVALID_FIELD.at_cdb(2)));
         assert_eq!(ask(Some(0xb0), 255, Place::Controller), Err(INVALID_FIELD.at_cdb(2)));
+    }
+
+    /// Who finds an identifier at two units takes them for two ways to one.
+    #[test]
+    fn the_controller_has_identifiers_of_its_own() {
+        let identifiers = |place: Place| {
+            let page = ask(Some(vpd::IDENTIFICATION), 255, place).unwrap();
+            let mut found = vec![ask(Some(vpd::SERIAL), 255, place).unwrap()[4..].to_vec()];
+            let mut rest = &page[4..];
+            while let Some((head, behind)) = rest.split_first_chunk::<4>() {
+                let (value, next) = behind.split_at(usize::from(head[3]));
+                // ASSOCIATION 0: the unit's. The target port is the same.
+                if head[1] & 0x30 == 0 {
+                    found.push(value.to_vec());
+                }
+                rest = next;
+            }
+            found
+        };
+        let (disk, controller) = (identifiers(Place::Disk), identifiers(Place::Controller));
+        assert_eq!((disk.len(), controller.len()), (3, 3));
+        assert!(disk.iter().all(|one| !controller.contains(one)), "{disk:x?} {controller:x?}");
     }
 
     #[test]

@@ -206,6 +206,25 @@ fn ranges_and_lengths_are_checked() {
     assert_eq!(bench.ask(a, &more), Decision::Check(INVALID_FIELD.at_cdb(10)));
 }
 
+/// What the block limits page says is taken, and no more.
+#[test]
+fn as_many_blocks_are_compared_as_are_told() {
+    for (max_transfer, told) in [(1 << 20, 255), (64 << 10, 64), (4096, 4)] {
+        let mut bench = Bench::new();
+        let pool = Pool::new(0, 4 << 20).unwrap();
+        bench.disk = MemoryDisk::new(&pool, Geometry { max_transfer, ..GEOMETRY });
+        let a = bench.join(A);
+        assert_eq!(bench.ask(a, &[0x12, 1, 0xb0, 0, 64]), Decision::Good);
+        assert_eq!(bench.reply[5], told, "{max_transfer}");
+        let compare =
+            |bench: &mut Bench, blocks| bench.ask(a, &[0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, blocks]);
+        assert!(matches!(compare(&mut bench, told), Decision::Work(_)), "{max_transfer}");
+        if told < u8::MAX {
+            assert_eq!(compare(&mut bench, told + 1), Decision::Check(INVALID_FIELD.at_cdb(13)));
+        }
+    }
+}
+
 #[test]
 fn fua_and_the_write_cache() {
     let mut bench = Bench::new();
