@@ -562,6 +562,26 @@ fn a_write_that_was_on_its_way_is_durable_once_the_write_cache_is_off() {
     assert_eq!((done.itt, done.status, looks()), (waits, 0, (3, 0)));
 }
 
+/// SBC-3, 5.11: what a cache has and the medium has not is written to the medium first.
+#[test]
+fn what_is_read_with_fua_is_on_stable_storage() {
+    let server = Running::start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    let volatile = || server.inside(|inside| inside.disk.volatile());
+    let read = |client: &mut Client, byte1: u8| {
+        let mut cdb = rw10(0x28, 0, 1);
+        cdb[1] = byte1;
+        client.start(&cdb, FINAL | flag::READ, 512);
+        let answer = client.answer(b"");
+        assert_eq!((answer.status, answer.residual), (0, (0, 0)));
+        answer.data
+    };
+    assert_eq!(client.write(0, &[7; 512], 512).status, 0);
+    assert_eq!((read(&mut client, 0), volatile()), (vec![7; 512], 1));
+    assert_eq!((read(&mut client, 0x08), volatile()), (vec![7; 512], 0));
+}
+
 /// Where nothing is transferred, nobody may believe that all of it was.
 #[test]
 fn data_that_is_to_go_the_other_way_is_not_said_to_have_gone() {
@@ -593,6 +613,32 @@ fn data_that_is_to_go_the_other_way_is_not_said_to_have_gone() {
     // Nothing is expected: the residual says what there would have been.
     client.start(&write, FINAL, 0);
     assert_eq!(client.answer(b"").residual, (flag::OVERFLOW, 512));
+}
+
+/// A list of parameters that is cut off where a page ends is another list.
+#[test]
+fn parameters_that_do_not_all_come_change_nothing() {
+    let server = Running::start();
+    let mut client = Client::login(&server, 1, PLAIN);
+    client.ready();
+    // WCE off, and behind it SWP on.
+    let (_, mut list) = write_cache_off();
+    list.extend_from_slice(&[0x0a, 10, 0x02, 0x10, 0x08, 0x40, 0, 0, 0xff, 0xff, 0, 0]);
+    let select = [0x15, 0x10, 0, 0, 36, 0];
+    for expected in [0_u32, 4, 24] {
+        let command = client.command(&select, FINAL | flag::WRITE, expected, expected as usize);
+        client.send(command.as_bytes(), &list[..expected as usize]).unwrap();
+        let answer = client.answer(b"");
+        assert_eq!(answer.sense, Some((5, 0x0e03)), "{expected}");
+        assert_eq!(answer.residual, (flag::OVERFLOW, 36 - expected));
+    }
+    client.start(&[0x1a, 8, 8, 0, 255, 0], FINAL | flag::READ, 255);
+    assert_eq!(client.answer(b"").data[6] & 4, 4, "the write cache is on");
+    client.start_write(&select, &list);
+    assert_eq!(client.answer(b"").status, 0);
+    client.start(&[0x1a, 8, 0x3f, 0, 255, 0], FINAL | flag::READ, 255);
+    let modes = client.answer(b"").data;
+    assert_eq!((modes[2] & 0x80, modes[6] & 4), (0x80, 0));
 }
 
 #[test]

@@ -34,6 +34,8 @@ const PIECE: usize = 4096;
 pub enum Work {
     /// READ.
     Read(Extent),
+    /// READ with FUA: answered only once what it gives is on stable storage.
+    ReadStable(Extent),
     /// WRITE.
     Write {
         /// Where.
@@ -145,7 +147,7 @@ impl Work {
             Self::CompareAndWrite { range, .. } => 2 * bytes_of(range),
             Self::Verify { data, .. } | Self::Unmap { data, .. } => data,
             Self::WriteSame { block, .. } => block,
-            Self::Read(_) | Self::Zero { .. } | Self::Flush | Self::LbaStatus(_) => 0,
+            Self::Read(_) | Self::ReadStable(_) | Self::Zero { .. } | Self::Flush | Self::LbaStatus(_) => 0,
         }
     }
 
@@ -158,7 +160,7 @@ impl Work {
     /// Bytes that the initiator gets.
     pub fn data_in(&self) -> u32 {
         match self {
-            Self::Read(range) => bytes_of(*range),
+            Self::Read(range) | Self::ReadStable(range) => bytes_of(*range),
             Self::LbaStatus(status) => status.bytes(),
             _ => 0,
         }
@@ -167,9 +169,10 @@ impl Work {
     /// Bytes of memory that it takes at most, besides the data that comes.
     pub fn memory(&self) -> u32 {
         match *self {
-            Self::Read(range) | Self::OrWrite { range, .. } | Self::CompareAndWrite { range, .. } => {
-                bytes_of(range)
-            }
+            Self::Read(range)
+            | Self::ReadStable(range)
+            | Self::OrWrite { range, .. }
+            | Self::CompareAndWrite { range, .. } => bytes_of(range),
             Self::WriteVerify { range, compare: true } => bytes_of(range),
             Self::Verify { range, .. } => bytes_of(range).min(TRANSFER_MAX),
             Self::WriteSame { .. } => PATTERN_BYTES,
@@ -180,7 +183,8 @@ impl Work {
 
     /// True if it changes the medium.
     pub fn is_write(&self) -> bool {
-        !matches!(self, Self::Read(_) | Self::Verify { .. } | Self::Flush | Self::LbaStatus(_))
+        let reads = matches!(self, Self::Read(_) | Self::ReadStable(_) | Self::Verify { .. });
+        !reads && !matches!(self, Self::Flush | Self::LbaStatus(_))
     }
 
     /// The same, answered only once it is on stable storage.
@@ -196,6 +200,7 @@ impl Work {
             // Always is; or has nothing to be.
             Self::WriteVerify { .. }
             | Self::Read(_)
+            | Self::ReadStable(_)
             | Self::Verify { .. }
             | Self::Flush
             | Self::LbaStatus(_) => {}
@@ -206,7 +211,9 @@ impl Work {
     /// See [`Claim`].
     pub fn claim(&self) -> Claim {
         match *self {
-            Self::Read(_) | Self::Verify { .. } | Self::Flush | Self::LbaStatus(_) => Claim::Nothing,
+            Self::Read(_) | Self::ReadStable(_) | Self::Verify { .. } | Self::Flush | Self::LbaStatus(_) => {
+                Claim::Nothing
+            }
             Self::CompareAndWrite { range, .. } | Self::OrWrite { range, .. } => Claim::Own(range),
             Self::Write { range, .. }
             | Self::WriteVerify { range, .. }
@@ -263,7 +270,7 @@ impl Execution {
 
     fn first(&mut self, pool: &Pool) -> Step {
         match self.work {
-            Work::Read(range) => read(range),
+            Work::Read(range) | Work::ReadStable(range) => read(range),
             Work::Write { range, fua } => {
                 let data = self.data.take();
                 self.write(range, fua, data)
@@ -300,7 +307,12 @@ impl Execution {
         }
         let writing = std::mem::take(&mut self.writing);
         match self.work {
-            Work::Read(_) | Work::Verify { .. } | Work::CompareAndWrite { .. } | Work::OrWrite { .. }
+            Work::ReadStable(_) if writing => Step::Over(Ok(self.data.take())),
+            Work::Read(_)
+            | Work::ReadStable(_)
+            | Work::Verify { .. }
+            | Work::CompareAndWrite { .. }
+            | Work::OrWrite { .. }
                 if !writing =>
             {
                 match done.data {
@@ -339,6 +351,11 @@ impl Execution {
     }
 
     fn has_read(&mut self, data: Payload, pool: &Pool) -> Step {
+        if let Work::ReadStable(_) = self.work {
+            // Behind the read: what it has seen was answered before.
+            self.data = Some(data);
+            return self.flush();
+        }
         let Some(ours) = &self.data else { return Step::Over(Ok(Some(data))) };
         match self.work {
             Work::CompareAndWrite { range, fua } => {

@@ -208,6 +208,7 @@ impl Server {
             return self.end(tag, Ending::Check(INVALID_INFORMATION_UNIT, 0));
         }
         let (cannot_send, cannot_take) = (task.lacks(flag::WRITE), task.lacks(flag::READ));
+        let most = task.write_expected();
         let mut reply = std::mem::take(&mut self.reply);
         reply.clear();
         let decision = self.unit.decide(nexus, lun, &cdb, device, &mut reply);
@@ -215,6 +216,10 @@ impl Server {
             // What cannot come is not written: nobody is to take that for done.
             Decision::Parameters(1..) if cannot_send => {
                 self.end(tag, Ending::Check(INVALID_INFORMATION_UNIT, 0));
+            }
+            // A list that is cut off may end where another would: what is missing would be taken for done.
+            Decision::Parameters(length) if length > most => {
+                self.end(tag, Ending::Check(INVALID_INFORMATION_UNIT, length));
             }
             Decision::Work(work) if cannot_send && work.data_out() > 0 => {
                 self.end(tag, Ending::Check(INVALID_INFORMATION_UNIT, 0));
@@ -227,7 +232,7 @@ impl Server {
             Decision::Conflict => self.end(tag, Ending::Status(status::RESERVATION_CONFLICT)),
             Decision::Parameters(length) => {
                 if let Some(task) = self.tasks.get_mut(tag) {
-                    task.need = length.min(task.write_expected());
+                    task.need = length;
                     task.plan = Plan::Parameters;
                 }
                 self.admit(device, tag);

@@ -7,7 +7,8 @@ use crate::scsi::command::{Cdb, be16, blocks_of, opcode};
 use crate::scsi::sense::{self, Sense};
 use crate::scsi::work::{COMPARE_WRITE_BYTES, TRANSFER_MAX, WRITE_SAME_BLOCKS, Work};
 
-/// FUA of READ and WRITE (SBC-3, 5.29).
+/// FUA of READ (SBC-3, 5.11) and WRITE: what is written is on stable storage before the answer, and so is what is read, which a cache
+/// may have that nobody has flushed.
 const FUA: u8 = 0x08;
 
 /// UNMAP and NDOB of WRITE SAME (SBC-3, 5.43 and 5.44).
@@ -29,9 +30,12 @@ impl LogicalUnit {
             return Ok(Decision::Good);
         }
         let six = cdb[0] >> 5 == 0;
-        let fua = (!six && cdb[1] & FUA != 0) || !self.kept.modes.write_cache;
-        // A read sees what was written, on stable storage or not: FUA asks nothing more of it.
-        Ok(Decision::Work(if writes { Work::Write { range, fua } } else { Work::Read(range) }))
+        let fua = !six && cdb[1] & FUA != 0;
+        Ok(Decision::Work(match (writes, fua) {
+            (true, _) => Work::Write { range, fua: fua || !self.kept.modes.write_cache },
+            (false, true) => Work::ReadStable(range),
+            (false, false) => Work::Read(range),
+        }))
     }
 
     fn writable(&self) -> Result<(), Sense> {

@@ -82,6 +82,22 @@ fn reads_and_writes_are_one_request() {
     assert_eq!(bench.seen, [Op::Write { fua: true }, Op::Read]);
 }
 
+/// The flush comes behind the read, whose bytes may be younger than any before it.
+#[test]
+fn a_read_of_what_is_stable_ends_with_a_flush() {
+    let mut bench = Bench::new();
+    bench.run(Work::Write { range: range(4096, 1024), fua: false }, Some(&[7; 1024])).unwrap();
+    let read = Work::ReadStable(range(4096, 1024));
+    assert_eq!((read.data_in(), read.memory(), read.data_out(), read.is_write()), (1024, 1024, 0, false));
+    assert_eq!(bench.run(read, None), Ok(Some(vec![7; 1024])));
+    assert_eq!(bench.seen[1..], [Op::Read, Op::Flush]);
+    // What does not come to the medium is a write's error, and nothing was read.
+    let (mut execution, _) = Execution::start(read, None, &bench.pool);
+    let data = Done { tag: 0, result: Ok(()), data: Some(bench.payload(&[1; 1024])) };
+    assert!(matches!(execution.answer(data, &bench.pool), Step::Device { op: Op::Flush, .. }));
+    assert!(matches!(execution.answer(failed(IoError::Io), &bench.pool), Step::Over(Err(WRITE_ERROR))));
+}
+
 #[test]
 fn compare_and_write_writes_only_what_compares() {
     let mut bench = Bench::new();
