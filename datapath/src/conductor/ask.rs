@@ -89,6 +89,10 @@ pub(super) enum ControlFor {
     Close,
 }
 
+/// An answer that is overdue is waited for once more for so long, ns. It may have come and lie there unread: where this process was stopped,
+/// or did not get to run, its time has passed all the same.
+const LAST_LOOK: u64 = 1_000_000_000;
+
 /// Control requests on their way.
 #[derive(Debug, Default)]
 pub(super) struct Controls {
@@ -102,6 +106,8 @@ struct Waiting {
     purpose: ControlFor,
     what: &'static str,
     deadline: u64,
+    /// The deadline has passed once.
+    overdue: bool,
 }
 
 impl Controls {
@@ -114,7 +120,7 @@ impl Controls {
     ) -> ControlId {
         self.next += 1;
         let id = ControlId(self.next);
-        self.waiting.insert(id, Waiting { member, purpose, what, deadline });
+        self.waiting.insert(id, Waiting { member, purpose, what, deadline, overdue: false });
         id
     }
 
@@ -128,9 +134,17 @@ impl Controls {
         self.waiting.retain(|_, w| w.member != member);
     }
 
-    /// Members whose answer is overdue, and to what.
-    pub(super) fn overdue(&self, now: u64) -> Vec<(MemberId, &'static str)> {
-        self.waiting.values().filter(|w| w.deadline <= now).map(|w| (w.member, w.what)).collect()
+    /// Members whose answer is overdue and did not come by [`LAST_LOOK`] either, and to what.
+    pub(super) fn overdue(&mut self, now: u64) -> Vec<(MemberId, &'static str)> {
+        let mut late = Vec::new();
+        for waiting in self.waiting.values_mut().filter(|w| w.deadline <= now) {
+            if std::mem::replace(&mut waiting.overdue, true) {
+                late.push((waiting.member, waiting.what));
+            } else {
+                waiting.deadline = now.saturating_add(LAST_LOOK);
+            }
+        }
+        late
     }
 
     pub(super) fn next_deadline(&self) -> Option<u64> {
@@ -231,5 +245,23 @@ impl Ballot {
     /// Everybody in the set said yes.
     pub(super) const fn complete(&self, of: MemberSet) -> bool {
         of.minus(self.yes).is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_is_overdue_is_waited_for_once_more() {
+        let mut controls = Controls::default();
+        let (late, soon) = (MemberId(0), MemberId(1));
+        controls.begin(late, ControlFor::Look, "a question", 10);
+        let answered = controls.begin(soon, ControlFor::Look, "a question", 10);
+        let looked = 30 * LAST_LOOK;
+        assert_eq!((controls.overdue(9), controls.overdue(looked)), (vec![], vec![]));
+        assert_eq!(controls.answered(answered), Some((soon, ControlFor::Look)), "it lay there");
+        assert_eq!(controls.next_deadline(), Some(looked + LAST_LOOK));
+        assert_eq!(controls.overdue(looked + LAST_LOOK), [(late, "a question")]);
     }
 }

@@ -1,9 +1,10 @@
 //! What is given up rather than waited for.
 
-use datapath::conductor::{CommandError, Quorum};
+use datapath::conductor::{Command, CommandError, Quorum};
 use lh_block::{BLOCK, Extent, Op};
+use lh_wire::OpCode;
 
-use crate::stories::opened;
+use crate::stories::{opened, opened_by};
 use crate::world::World;
 
 const SECOND: u64 = 1_000_000_000;
@@ -51,4 +52,21 @@ fn why_a_replica_cannot_be_connected_to_is_told_once() {
     world.run_until("it was tried often", |w| w.now >= until);
     let told = |line: &&String| line.contains("cannot be connected to: nobody answers");
     assert_eq!(world.engines[0].log.iter().filter(told).count(), 1, "{:#?}", world.engines[0].log);
+}
+
+/// The engine was stopped meanwhile, or did not get to run. Its clock went on, and the answer lies there.
+#[test]
+fn nobody_is_lost_for_an_answer_that_nobody_has_read() {
+    for seed in 0..10 {
+        let mut world = opened_by(seed, Quorum::Any);
+        world.writes();
+        let look = world.command(Command::LookAtChain);
+        world.run_until("1 has answered", |w| {
+            w.engine().queues[0].wires[0].back.iter().any(|m| m.op == OpCode::Control)
+        });
+        world.now += 30 * SECOND;
+        assert_eq!(world.finish(look), Ok(()));
+        assert_eq!(world.losses(), 0, "seed {seed}");
+        world.settle();
+    }
 }
