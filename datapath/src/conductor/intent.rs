@@ -17,6 +17,9 @@ const JOBS_PER_ROUND: usize = 64;
 /// Chunks in one job, so that no client waits for a long range.
 const CHUNKS_PER_JOB: u64 = 16;
 
+/// Bytes in one job at most: a header tells of no more, and a chunk may have gigabytes.
+const BYTES_PER_JOB: u64 = u32::MAX as u64;
+
 /// Where the rounds are.
 #[derive(Debug, Default)]
 pub(super) struct Clearing {
@@ -56,6 +59,7 @@ impl Conductor {
     fn clearable(&mut self, max: usize) -> Vec<Extent> {
         let shared = self.config.shared.clone();
         let (chunk, chunks) = (shared.chunk(), shared.chunks());
+        let longest = (CHUNKS_PER_JOB * chunk).min(BYTES_PER_JOB);
         let mut runs: Vec<Extent> = Vec::new();
         for _ in 0..CHUNKS_PER_ROUND.min(chunks) {
             if runs.len() > max {
@@ -69,7 +73,7 @@ impl Conductor {
                 continue;
             }
             match runs.last_mut() {
-                Some(run) if run.end() == at.offset && run.len < CHUNKS_PER_JOB * chunk => run.len += chunk,
+                Some(run) if run.end() == at.offset && run.len + chunk <= longest => run.len += chunk,
                 _ => runs.push(at),
             }
         }
@@ -113,22 +117,26 @@ mod tests {
 
     const CHUNK: u64 = 4 << 20;
 
-    #[test]
-    fn runs_are_short_and_leave_out_what_is_in_doubt() {
-        let shared = Arc::new(Shared::new(40 * CHUNK, CHUNK));
-        let mut conductor = Conductor::new(Config {
+    fn conductor(shared: &Arc<Shared>) -> Conductor {
+        Conductor::new(Config {
             volume: "demo".into(),
             generation: lh_block::Generation::default(),
             instance: lh_block::Instance(1),
             quorum: Quorum::Any,
             replicas: Vec::new(),
             queues: 1,
-            size: 40 * CHUNK,
-            shared: shared.clone(),
+            size: shared.chunks() * shared.chunk(),
+            shared: Arc::clone(shared),
             known_dead: false,
             limits: Limits::default(),
             sabotage: Sabotage::default(),
-        });
+        })
+    }
+
+    #[test]
+    fn runs_are_short_and_leave_out_what_is_in_doubt() {
+        let shared = Arc::new(Shared::new(40 * CHUNK, CHUNK));
+        let mut conductor = conductor(&shared);
         shared.wrote(Extent::new(0, 20 * CHUNK));
         assert!(conductor.clearable(64).is_empty(), "not flushed");
         let flush = shared.start_flush();
@@ -137,5 +145,19 @@ mod tests {
         let chunks = |from: u64, n: u64| Extent::new(from * CHUNK, n * CHUNK);
         assert_eq!(conductor.clearable(64), [chunks(0, 16), chunks(16, 2), chunks(19, 1)]);
         assert_eq!(conductor.clearable(1), [chunks(0, 16)]);
+    }
+
+    /// Of a volume of 128 TiB. Replicas would take back the marks of what they are told of, and the engine forget the others.
+    #[test]
+    fn runs_of_large_chunks_are_no_longer_than_a_header_tells() {
+        let chunk = lh_wire::intent_chunk(128 << 40);
+        let shared = Arc::new(Shared::new(40 * chunk, chunk));
+        let mut conductor = conductor(&shared);
+        shared.wrote(Extent::new(0, 40 * chunk));
+        let flush = shared.start_flush();
+        shared.finish_flush(flush);
+        let runs = conductor.clearable(64);
+        assert!(runs.iter().all(|run| u32::try_from(run.len).is_ok()), "{runs:?}");
+        assert_eq!(runs.iter().map(|run| run.len).sum::<u64>(), 40 * chunk);
     }
 }
