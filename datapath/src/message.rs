@@ -32,7 +32,8 @@ pub struct JobId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ControlId(pub u64);
 
-/// A switch: one step of a change on every queue.
+/// A switch: one step of a change on every queue. Where it waits for writes admitted before, and one of them is cut in pieces, that is
+/// for the piece under way: the next ones come after the switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Switch {
     /// The member's link of this queue is up. From now on every write goes to it, too, and waits for it.

@@ -156,7 +156,8 @@ impl Queue {
             return self.settle_given(s, out);
         }
         self.release(s, out);
-        if self.slot(s).abandoned {
+        // Once the engine ends nothing changes any more that would let it in again.
+        if self.slot(s).abandoned || self.mode == Mode::Stopping {
             return self.refuse(now, s, IoError::ShuttingDown, out);
         }
         if let Why::Doubt(chunk) = why {

@@ -292,7 +292,7 @@ impl Queue {
         let well = others.iter().filter(|o| self.members[*o].fault.is_none());
         let least = match self.members[m].role {
             Role::ReadWrite => self.shared.members_min(),
-            Role::Out | Role::Filling | Role::WriteOnly | Role::Leaving => 1,
+            Role::Out | Role::Filling | Role::Awaited | Role::WriteOnly | Role::Leaving => 1,
         };
         well.count() >= usize::try_from(least).unwrap_or(usize::MAX)
     }

@@ -32,6 +32,8 @@ pub(super) enum Role {
     Out,
     /// Brought in sync: written, and no client waits for it.
     Filling,
+    /// Brought in sync, and waited for; no member before an epoch with it counts.
+    Awaited,
     /// Written (WO), and waited for.
     WriteOnly,
     /// Written and read (RW).
@@ -97,6 +99,7 @@ pub(super) struct Members {
     all: Vec<Member>,
     attached: MemberSet,
     filling: MemberSet,
+    joining: MemberSet,
     readable: MemberSet,
     live: MemberSet,
 }
@@ -107,6 +110,7 @@ impl Members {
             all: (0..MEMBERS_MAX).map(|_| Member::new()).collect(),
             attached: MemberSet::EMPTY,
             filling: MemberSet::EMPTY,
+            joining: MemberSet::EMPTY,
             readable: MemberSet::EMPTY,
             live: MemberSet::EMPTY,
         }
@@ -124,6 +128,11 @@ impl Members {
     /// Those of them that no client waits for: they are not members of the epoch.
     pub(super) const fn filling(&self) -> MemberSet {
         self.filling
+    }
+
+    /// Those of them that are not members of the epoch, whether clients wait for them or not.
+    pub(super) const fn joining(&self) -> MemberSet {
+        self.joining
     }
 
     /// Members that reads may be sent to.
@@ -150,6 +159,7 @@ impl Members {
         let put = |set: MemberSet, inside| if inside { set.with(m) } else { set.without(m) };
         self.attached = put(self.attached, self[m].role != Role::Out);
         self.filling = put(self.filling, self[m].role == Role::Filling);
+        self.joining = put(self.joining, matches!(self[m].role, Role::Filling | Role::Awaited));
         self.live = put(self.live, self[m].link == Link::Live);
         self.readable = put(self.readable, self[m].role == Role::ReadWrite && self[m].link == Link::Live);
     }

@@ -9,6 +9,7 @@ use lh_wire::{OpCode, Status};
 
 use super::latency::Class;
 use super::slot::{Stage, Why, Work};
+use super::switches::Mode;
 use super::tag::Tag;
 use super::{Data, LEASE, Output, Queue, Reply, Sabotage, Transmit};
 use crate::message::{FromQueue, MemberId, MemberSet};
@@ -70,7 +71,9 @@ impl Queue {
     /// No member is left for this read.
     fn no_reader(&mut self, now: u64, s: u16, out: &mut Vec<Output>) {
         let tried = self.slot(s).tried;
-        if tried.is_empty() || self.members.attached().iter().any(|m| !tried.has(m)) {
+        // Who is brought in sync is no member for hours perhaps, and gets this block from those who have been tried.
+        let members = self.members.attached().minus(self.members.filling());
+        if tried.is_empty() || !members.minus(tried).is_empty() {
             // Some member can still become one to read from, or is put out: then it is tried again.
             self.put_aside(now, s, Why::NoMember, out);
         } else if self.is_worth_splitting(s) {
@@ -229,6 +232,11 @@ impl Queue {
             return self.admit(now, s, out);
         }
         if !self.all_heard(now) {
+            if self.mode == Mode::Stopping {
+                // Those that were not heard may be gone, and nobody puts them out any more.
+                self.held.remove(s);
+                return self.refuse(now, s, IoError::ShuttingDown, out);
+            }
             // Neither a pause nor a switch waits for it: it has its data, and no claim.
             self.leave_barriers(s, out);
             return self.ping_unheard(now, LEASE, out);

@@ -42,7 +42,7 @@ impl Queue {
             Switch::Await { member } => {
                 self.push_barrier(id, self.writes_in_flight());
                 if self.members[member].role == Role::Filling && !self.lacks(Sabotage::NotAwaited) {
-                    self.members.set_role(member, Role::WriteOnly);
+                    self.members.set_role(member, Role::Awaited);
                 }
             }
             Switch::Promote { member } => {
@@ -55,6 +55,7 @@ impl Queue {
                     assert!(self.lacks(Sabotage::NotAwaited), "a member is awaited before it is read from");
                 }
                 self.note_serving(now);
+                self.settle_writes(now, out);
                 self.retry_parked();
             }
             Switch::StopReads { member } => {
@@ -162,6 +163,15 @@ impl Queue {
         }
         self.note_serving(now);
         self.retry_parked();
+    }
+
+    /// One who joined is a member now: what it alone has done, and is still there, is held.
+    fn settle_writes(&mut self, now: u64, out: &mut Vec<Output>) {
+        for s in self.used.iter() {
+            if matches!(self.slot(s).stage(), Stage::Writing(_)) && !self.slot(s).work.is_job() {
+                self.settle(now, s, out);
+            }
+        }
     }
 
     /// An epoch without the member is durable: nothing waits for it any more, and nothing it says counts.

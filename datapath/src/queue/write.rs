@@ -260,9 +260,10 @@ impl Queue {
         }
     }
 
-    /// One of those who have done it is still there. Who is not may have lost it with its power, and is sent it again once it is back.
+    /// One of the members that have done it is still there. Who is not may have lost it with its power, and is sent it again once it
+    /// is back; who is about to become a member may never be one.
     fn is_held(&self, fan: &Fan) -> bool {
-        !fan.ok.and(self.members.live()).is_empty()
+        !fan.ok.minus(self.members.joining()).and(self.members.live()).is_empty()
     }
 
     /// True if the client is to be answered now although the piece goes on: every member has done it, and only those have
@@ -273,8 +274,7 @@ impl Queue {
         let last =
             matches!(&slot.work, Work::Client { range, .. } if slot.done + slot.piece.part.len == range.len);
         let only_fillers = missing.iter().all(|m| filling.has(m));
-        let done = !fan.ok.minus(filling).and(self.members.live()).is_empty();
-        !slot.given && !missing.is_empty() && only_fillers && done && last
+        !slot.given && !missing.is_empty() && only_fillers && self.is_held(fan) && last
     }
 
     /// True if every missing member failed and the mechanism that waits for the epoch is left out.
@@ -300,6 +300,10 @@ impl Queue {
         let Work::Client { range, .. } = slot.work else { return };
         if result.is_ok() && slot.done < range.len && !slot.given {
             self.release(s, out);
+            if self.mode != Mode::Stopping {
+                // Nothing of before is on its way any more: the next piece goes to whoever was attached meanwhile, too.
+                self.leave_barriers(s, out);
+            }
             self.start_piece(now, s, out);
         } else {
             self.conclude(now, s, result, out);

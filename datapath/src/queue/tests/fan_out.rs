@@ -514,3 +514,44 @@ fn a_write_is_not_answered_for_who_is_gone_because_only_a_filler_has_yet_to_do_i
     b.answer(A, Status::Ok);
     assert_eq!(b.answers(), [(slot, Ok(()))]);
 }
+
+/// The filler has done it, too. It is none, and may never be one, though it is about to.
+#[test]
+fn a_write_is_not_answered_for_who_is_gone_because_one_has_it_that_is_no_member_yet() {
+    for awaited in [false, true] {
+        let mut b = filling();
+        if awaited {
+            b.switch(Switch::Await { member: C });
+        }
+        let slot = b.request(WRITE, blocks(0, 1));
+        b.answer(A, Status::Ok);
+        b.answer(C, Status::Ok);
+        b.link_down(A);
+        b.switch(Switch::StopReads { member: B });
+        b.switch(Switch::Forget { member: B });
+        assert!(b.answers().is_empty(), "A may have lost it (awaited: {awaited})");
+        b.join(A);
+        assert!(b.answers().is_empty());
+        b.answer(A, Status::Ok);
+        assert_eq!(b.answers(), [(slot, Ok(()))]);
+    }
+}
+
+#[test]
+fn what_one_that_joins_has_done_alone_is_answered_once_it_is_a_member() {
+    let mut b = filling();
+    b.switch(Switch::Await { member: C });
+    let slot = b.request(WRITE, blocks(0, 1));
+    b.answer(A, Status::Ok);
+    b.link_down(A);
+    b.link_down(B);
+    b.answer(C, Status::Ok);
+    for member in [A, B] {
+        b.switch(Switch::Forget { member });
+    }
+    assert!(b.answers().is_empty());
+    b.switch(Switch::Promote { member: C });
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+    b.answered(slot);
+    b.assert_idle();
+}

@@ -475,3 +475,19 @@ fn what_was_read_here_for_a_request_of_before_answers_none_of_now() {
     b.answer(A, Status::Ok);
     assert_eq!(b.answers(), [(second, Ok(()))]);
 }
+
+/// It is filled from who cannot read the block: that takes hours perhaps, and brings nothing.
+#[test]
+fn nobody_waits_for_who_is_filled_where_no_member_can_read() {
+    let mut b = Bench::new(1);
+    b.apply(Input::LinkUp { member: B });
+    b.switch(Switch::Fill { member: B });
+    b.hear_all();
+    let read = b.request(Op::Read, blocks(0, 1));
+    b.answer(A, Status::Io);
+    let part = b.request(WRITE, Extent::new(8192, SECTOR));
+    b.answer(A, Status::Io);
+    assert_eq!(b.answers(), [(read, Err(IoError::Io)), (part, Err(IoError::Io))]);
+    b.answered(part);
+    b.assert_idle();
+}

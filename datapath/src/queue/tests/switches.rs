@@ -211,3 +211,76 @@ fn stopping_does_not_wait_for_members_that_are_gone() {
     assert_eq!(b.answers(), [(write, down), (flush, down)], "not Ok: one of the members lacks it");
     assert_eq!(b.reports(), [FromQueue::Switched(id)]);
 }
+
+/// They are thousands, and a snapshot waits until a replica that is brought in sync is attached.
+#[test]
+fn attaching_waits_for_one_piece_of_long_zeroes() {
+    for joins in [Switch::Attach { member: B }, Switch::Fill { member: B }] {
+        let mut b = Bench::new(1);
+        let zeroes = b.request(ZEROES, Extent::new(0, 4 << 20));
+        b.apply(Input::LinkUp { member: B });
+        let attached = b.switch(joins);
+        assert!(b.reports().is_empty() && b.to(B).is_empty(), "the piece under way is not sent to it");
+        b.answer(A, Status::Ok);
+        assert_eq!(b.reports(), [FromQueue::Switched(attached)]);
+        for piece in 1..4 {
+            let awaited = b.switch(Switch::Await { member: B });
+            for m in [A, B] {
+                assert!(b.reports().is_empty());
+                assert_eq!(b.one(m).range, Extent::new(piece << 20, 1 << 20));
+                b.answer(m, Status::Ok);
+            }
+            assert_eq!(b.reports(), [FromQueue::Switched(awaited)]);
+        }
+        assert_eq!(b.answers(), [(zeroes, Ok(()))]);
+        b.answered(zeroes);
+        b.assert_idle();
+    }
+}
+
+#[test]
+fn stopping_waits_for_the_answer_of_long_zeroes() {
+    let mut b = Bench::new(1);
+    let zeroes = b.request(ZEROES, Extent::new(0, 2 << 20));
+    let piece = b.one(A);
+    let write = b.request(WRITE, blocks(256, 1));
+    let id = b.switch(Switch::Stop);
+    b.reply(piece, Status::Ok);
+    assert!(b.reports().is_empty() && b.answers().is_empty(), "the next piece waits for its range");
+    b.answer(A, Status::Ok);
+    b.answered(write);
+    assert_eq!(b.answers(), [(write, Ok(())), (zeroes, Err(IoError::ShuttingDown))]);
+    assert_eq!(b.reports(), [FromQueue::Switched(id)]);
+    b.answered(zeroes);
+    b.assert_idle();
+}
+
+/// Once every queue has stopped nobody tells them anything any more.
+#[test]
+fn what_loses_its_member_while_the_engine_ends_is_answered() {
+    let mut b = Bench::new(1);
+    let read = b.request(Op::Read, blocks(0, 1));
+    let part = b.request(WRITE, Extent::new(8192, SECTOR));
+    let id = b.switch(Switch::Stop);
+    assert!(b.reports().is_empty() && b.answers().is_empty(), "they are under way");
+    b.link_down(A);
+    let down = Err(IoError::ShuttingDown);
+    assert_eq!(b.answers(), [(read, down), (part, down)]);
+    assert!(b.reports().contains(&FromQueue::Switched(id)));
+    b.assert_idle();
+}
+
+/// The other one is gone, and nobody puts it out any more.
+#[test]
+fn a_read_that_waits_to_hear_of_a_member_while_the_engine_ends_is_answered() {
+    let mut b = Bench::new(2);
+    b.now += 2 * LEASE;
+    let read = b.request(Op::Read, blocks(0, 1));
+    b.switch(Switch::Stop);
+    b.link_down(B);
+    b.answer_reads(Status::Ok);
+    b.answer_pings(MemberSet::EMPTY.with(A));
+    assert_eq!(b.answers(), [(read, Err(IoError::ShuttingDown))]);
+    b.reports();
+    b.assert_idle();
+}
