@@ -276,7 +276,7 @@ impl Queue {
             let other = &mut self.members[o];
             if other.link == Link::Live
                 && other.fault.is_none()
-                && let Some(median) = other.latencies.of(class).median
+                && let Some(median) = other.latencies.of(class).recent_median()
             {
                 all[n] = median;
                 n += 1;

@@ -28,6 +28,10 @@ const fn floor(bucket: usize) -> u64 {
     (1 << power) + if bucket % 2 == 1 { 1 << (power - 1) } else { 0 }
 }
 
+/// Windows without a request after which a median tells of another time: longer than a single request takes before its member is judged
+/// by that alone.
+const IDLE_WINDOWS: u32 = 8;
+
 /// Latencies of one class in the present window, and what the windows before said.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Histogram {
@@ -35,6 +39,8 @@ pub(super) struct Histogram {
     samples: u32,
     /// Of the last window that had samples.
     pub median: Option<u64>,
+    /// Windows that have had none since.
+    idle_windows: u32,
     /// Windows in a row in which the member was slow, and the requests in those.
     pub slow_windows: u32,
     pub slow_samples: u32,
@@ -42,7 +48,14 @@ pub(super) struct Histogram {
 
 impl Default for Histogram {
     fn default() -> Self {
-        Self { counts: [0; BUCKETS], samples: 0, median: None, slow_windows: 0, slow_samples: 0 }
+        Self {
+            counts: [0; BUCKETS],
+            samples: 0,
+            median: None,
+            idle_windows: 0,
+            slow_windows: 0,
+            slow_samples: 0,
+        }
     }
 }
 
@@ -63,7 +76,13 @@ impl Histogram {
             below += std::mem::take(n);
         }
         self.samples = 0;
+        self.idle_windows = if samples > 0 { 0 } else { self.idle_windows.saturating_add(1) };
         samples
+    }
+
+    /// The median that others may be compared with: not one of another time, when less was asked for.
+    pub(super) fn recent_median(&self) -> Option<u64> {
+        self.median.filter(|_| self.idle_windows <= IDLE_WINDOWS)
     }
 }
 
@@ -112,6 +131,11 @@ mod tests {
         assert_eq!(h.close(), 5);
         assert!(h.median.is_some_and(|m| m > MS / 2 && m <= MS));
         assert_eq!(h.close(), 0);
-        assert!(h.median.is_some(), "a window without samples says nothing new");
+        assert!(h.recent_median().is_some(), "a window without samples says nothing new");
+        (0..IDLE_WINDOWS).for_each(|_| assert_eq!(h.close(), 0));
+        assert_eq!(h.recent_median(), None);
+        h.add(MS);
+        h.close();
+        assert_eq!(h.recent_median(), h.median);
     }
 }

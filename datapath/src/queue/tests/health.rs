@@ -258,3 +258,54 @@ fn an_idle_queue_wants_no_ticks() {
     assert!(b.queue.wants_tick(b.now), "the windows go on between two requests");
     assert!(!b.queue.wants_tick(b.now + 1100 * MS));
 }
+
+/// A read every 4 ms is answered after so many ms, for `ms` in total, by whoever is asked.
+fn reads(b: &mut Bench, ms: u64, latency: u64) {
+    let mut due: Vec<(u64, Transmit)> = Vec::new();
+    for step in 0..ms {
+        b.now += MS;
+        if step % 50 == 0 {
+            b.apply(Input::Tick);
+            b.answer_pings(MemberSet::EMPTY.with(A).with(B));
+        }
+        if step % 4 == 0 {
+            b.request(Op::Read, blocks((step / 4) % 4096, 1));
+        }
+        for t in b.wire.clone() {
+            if t.op == OpCode::Read && !due.iter().any(|(_, d)| *d == t) {
+                due.push((b.now + latency * MS, t));
+            }
+        }
+        while let Some(at) = due.iter().position(|(at, _)| *at <= b.now) {
+            b.reply(due.remove(at).1, Status::Ok);
+        }
+        b.answers();
+    }
+}
+
+/// A is near, and read from. While it was not, B was, of which little was wanted; since then all is read from A, and now more than its
+/// disk gives at once.
+#[test]
+fn reads_are_not_compared_with_those_of_another_time() {
+    let mut b = Bench::new(2);
+    b.shared.set_far(B, true);
+    b.switch(Switch::StopReads { member: A });
+    reads(&mut b, 3000, 1);
+    b.switch(Switch::Promote { member: A });
+    reads(&mut b, 12_000, 1);
+    b.reports();
+    reads(&mut b, 8000, 40);
+    assert_eq!(b.reports(), []);
+}
+
+#[test]
+fn a_member_that_reads_far_slower_than_the_others_is_found() {
+    let mut b = Bench::new(2);
+    b.shared.set_far(B, true);
+    b.switch(Switch::StopReads { member: A });
+    reads(&mut b, 3000, 1);
+    b.switch(Switch::Promote { member: A });
+    b.reports();
+    reads(&mut b, 6000, 40);
+    assert_eq!(b.reports(), [FromQueue::Failed(A, Fault::Slow)]);
+}
