@@ -191,10 +191,14 @@ impl Connection {
         }
     }
 
-    /// So many bytes have come.
-    pub(crate) fn received(&mut self, bytes: usize, now: u32) {
+    /// Bytes have come.
+    pub(crate) fn received(&mut self, now: u32) {
         self.received_at = now;
         self.pinged_at = None;
+    }
+
+    /// So many bytes of what the initiator owes have come. Nothing else that it sends counts: it would keep the memory for what it owes.
+    pub(crate) fn paid(&mut self, bytes: usize, now: u32) {
         if let Some((since, sent)) = &mut self.owing {
             *sent += bytes;
             if *sent >= OWED_STEP {

@@ -363,7 +363,7 @@ impl Server {
                 connection.wants = crate::connection::Served::Blocked;
             }
             Ok(0) => self.close(slot, Why::Left),
-            Ok(bytes) => connection.received(*bytes as usize, now),
+            Ok(_) => connection.received(now),
             Err(e) => self.close(slot, Why::from(e)),
         }
     }

@@ -311,6 +311,32 @@ fn who_sends_what_was_asked_for_crumb_by_crumb_is_closed() {
     });
 }
 
+/// Nor does it keep that memory by sending something else.
+#[test]
+fn who_pings_instead_of_sending_what_was_asked_for_is_closed() {
+    in_time(|pace| {
+        let setup = Setup { limits: |limits| limits.patience_s = 3, ..Setup::default() };
+        let server = setup.start();
+        let mut client = pace.within(Duration::from_secs(1), || Client::login(&server, 1, PLAIN));
+        client.ready();
+        client.start(&rw10(0x2a, 0, 2048), FINAL | flag::WRITE, 1 << 20);
+        assert_eq!(client.recv().unwrap().code(), opcode::R2T);
+        // A MiB in a second, of pings that want no answer.
+        let mut ping = header(opcode::NOP_OUT | 0x40, FINAL, 0, 128 << 10);
+        ping[16..24].fill(0xff);
+        ping[24..28].copy_from_slice(&client.cmd_sn.to_be_bytes());
+        let begun = Instant::now();
+        while server.load().connections > 0 {
+            assert!(begun.elapsed() < Duration::from_secs(20), "it is not closed");
+            // It may have been closed in between.
+            let _ = client.send(&ping, &[7; 128 << 10]);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let load = server.load();
+        assert_eq!((load.commands, load.payload_bytes), (0, 0));
+    });
+}
+
 /// Pings are answered at once, with what came with them, and outside of the window.
 #[test]
 fn who_takes_no_answers_to_pings_is_not_read_from() {

@@ -188,6 +188,7 @@ impl Server {
             return Ok(());
         }
         task.data_sn += 1;
+        connection.paid(data.len(), self.clock.now());
         if !self.collect(tag, data) || !last {
             return Ok(());
         }
