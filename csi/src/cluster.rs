@@ -199,15 +199,18 @@ impl Cluster {
         self.find(volume).await
     }
 
-    /// Puts a ticket on a volume's attachment, or takes it off (`None`).
+    /// Puts a ticket on a volume's attachment, or takes it off (`None`); from one that is not there it is off.
     pub(crate) async fn set_ticket(
         &self,
         volume: &str,
         id: &str,
         ticket: Option<&AttachmentTicket>,
     ) -> Result<(), Refused> {
-        let patch = json!({ "spec": { "attachmentTickets": { id: ticket } } });
-        self.change::<VolumeAttachment>(volume, &patch).await
+        let patch = Patch::Merge(json!({ "spec": { "attachmentTickets": { id: ticket } } }));
+        match self.api::<VolumeAttachment>().patch(volume, &PatchParams::default(), &patch).await {
+            Err(e) if ticket.is_some() || !is_missing(&e) => Err(e.into()),
+            _ => Ok(()),
+        }
     }
 
     /// Takes tickets off an attachment that is still as it was read.

@@ -238,4 +238,13 @@ async fn a_driver_that_starts_lets_go_what_the_one_before_it_kept() {
     cluster.server.apply("volumeattachments", "v", &left);
     let _scratch = cluster.start_again(Arc::new(Fake::default()));
     let_go(&cluster, 2).await;
+
+    // One that cannot be changed keeps no other one.
+    cluster.create(wish("a", 64)).await.unwrap();
+    for volume in ["a", "v"] {
+        cluster.server.apply("volumeattachments", volume, &left);
+    }
+    cluster.server.fix("volumeattachments", "a");
+    let _scratch = cluster.start_again(Arc::new(Fake::default()));
+    let_go(&cluster, 2).await;
 }

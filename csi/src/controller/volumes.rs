@@ -327,7 +327,9 @@ fn check_same(there: &Volume, given: &str, wanted: &VolumeSpec, limit: i64) -> R
     let size = there.spec.size.max(asked.map(Int64Text).unwrap_or_default());
     if size < wanted.size || limit > 0 && size.0 > limit {
         return Err(Refused::Different(format!(
-            "volume {name} exists with {size} bytes, which is not within what is asked for"
+            "volume {name} exists with {size} bytes: {} at least are asked for, and {} at most",
+            wanted.size,
+            if limit == 0 { "any number".to_owned() } else { limit.to_string() }
         )));
     }
     if there.spec.migratable != wanted.migratable {

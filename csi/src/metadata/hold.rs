@@ -140,7 +140,13 @@ pub(crate) async fn forget_tickets(cluster: &Cluster, node: &str) -> Result<(), 
     for attachment in attachments {
         let tickets = attachment.spec.attachment_tickets.keys();
         for ticket in tickets.filter(|id| driver_of(id).is_some_and(is_gone)) {
-            cluster.set_ticket(&attachment.name_any(), ticket, None).await?;
+            let volume = attachment.name_any();
+            match cluster.set_ticket(&volume, ticket, None).await {
+                Err(e @ Refused::Unavailable(_)) => return Err(e),
+                // One that cannot be changed keeps no other one.
+                Err(e) => tracing::warn!(volume, error = %e, "the volume stays attached"),
+                Ok(()) => {}
+            }
         }
     }
     Ok(())
