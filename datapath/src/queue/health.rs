@@ -54,6 +54,9 @@ const STRAGGLER: u64 = 5000 * MS;
 /// The same for a flush, which may have much to write.
 const STRAGGLER_FLUSH: u64 = 20_000 * MS;
 
+/// The same for a part of a copy or of a comparison, which may wait until a fold stands aside.
+const STRAGGLER_JOB: u64 = 20_000 * MS;
+
 /// A member that is reported as slow or full and is still read from after this time is judged anew: it was needed.
 const JUDGED_AGAIN: u64 = 5000 * MS;
 
@@ -73,17 +76,26 @@ struct InFlight {
     oldest: Option<u64>,
     /// The same of reads and writes of clients.
     data: Option<u64>,
+    /// The same of the conductor's jobs: of chunks in doubt clients wait for these.
+    job: Option<u64>,
     /// The same of the flush.
     flush: Option<u64>,
 }
 
+/// The earlier of two times.
+fn earlier(one: Option<u64>, other: u64) -> Option<u64> {
+    Some(one.map_or(other, |one| one.min(other)))
+}
+
 impl InFlight {
-    fn note(&mut self, sent_at: u64, data: bool) {
-        let earlier = |t: Option<u64>| Some(t.map_or(sent_at, |t| t.min(sent_at)));
-        self.oldest = earlier(self.oldest);
-        if data {
-            self.data = earlier(self.data);
-        }
+    fn note(&mut self, sent_at: u64) {
+        self.oldest = earlier(self.oldest, sent_at);
+    }
+
+    fn note_slot(&mut self, sent_at: u64, is_job: bool) {
+        self.note(sent_at);
+        let kind = if is_job { &mut self.job } else { &mut self.data };
+        *kind = earlier(*kind, sent_at);
     }
 }
 
@@ -101,6 +113,7 @@ impl Queue {
         self.find_silence(now, &in_flight, out);
         self.find_stragglers(now, in_flight.map(|i| i.data), STRAGGLER, out);
         self.find_stragglers(now, in_flight.map(|i| i.flush), STRAGGLER_FLUSH, out);
+        self.find_stragglers(now, in_flight.map(|i| i.job), STRAGGLER_JOB, out);
         if now - self.clock.window >= WINDOW {
             self.clock.window = now;
             self.count_unanswered(now);
@@ -124,12 +137,14 @@ impl Queue {
         let mut all = [InFlight::default(); MEMBERS_MAX];
         for s in self.used.iter() {
             let slot = self.slot(s);
-            let data = !slot.work.is_job();
+            let is_job = slot.work.is_job();
             match slot.stage() {
-                Stage::Reading { member, sent_at } => all[usize::from(member.0)].note(*sent_at, data),
+                Stage::Reading { member, sent_at } => {
+                    all[usize::from(member.0)].note_slot(*sent_at, is_job);
+                }
                 Stage::Writing(fan) => {
                     for m in fan.sent.iter() {
-                        all[usize::from(m.0)].note(fan.last_sent, data);
+                        all[usize::from(m.0)].note_slot(fan.last_sent, is_job);
                     }
                 }
                 _ => {}
@@ -139,13 +154,13 @@ impl Queue {
             let member = &self.members[m];
             let mine = &mut all[usize::from(m.0)];
             for (_, sent_at) in &member.controls {
-                mine.note(*sent_at, false);
+                mine.note(*sent_at);
             }
             if let Some(ping) = member.ping {
-                mine.note(ping.sent_at, false);
+                mine.note(ping.sent_at);
             }
             if let Some(sent_at) = self.flush_sent_to(m) {
-                mine.note(sent_at, false);
+                mine.note(sent_at);
                 mine.flush = Some(sent_at);
             }
         }

@@ -153,6 +153,29 @@ fn a_flush_that_only_one_member_does_not_end_is_found() {
     assert_eq!(b.reports(), [FromQueue::Failed(C, Fault::Slow)]);
 }
 
+/// It answers pings, and clients wait until the chunk is equal.
+#[test]
+fn a_disk_that_stands_still_under_a_copy_is_found() {
+    let all = MemberSet::EMPTY.with(A).with(B).with(C);
+    for is_source in [true, false] {
+        let mut b = Bench::new(3);
+        let (source, targets, others) = (A, all.without(A), MemberSet::EMPTY);
+        let (range, compare, merged, repair) = (blocks(0, 16), false, false, false);
+        let copy = Job::Equalise { layer: None, range, source, others, targets, compare, merged, repair };
+        b.apply(Input::Message(ToQueue::Job(JobId(1), copy)));
+        if !is_source {
+            b.answer(A, Status::Ok);
+            b.answer(B, Status::Ok);
+        }
+        b.pass(19_000, all);
+        assert!(b.reports().is_empty(), "a fold may be in its way");
+        b.pass(2000, all);
+        let ended = FromQueue::JobDone(JobId(1), crate::message::JobResult::Failed { member: A });
+        let found = FromQueue::Failed(if is_source { A } else { C }, Fault::Slow);
+        assert_eq!(b.reports(), [vec![found], vec![ended; usize::from(is_source)]].concat());
+    }
+}
+
 #[test]
 fn a_slow_member_that_stays_and_then_hangs_is_reported_again() {
     let mut b = Bench::new(3);
