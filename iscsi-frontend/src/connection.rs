@@ -23,7 +23,7 @@ use crate::task::{Claimant, Task};
 /// Bytes of answers without payload that may wait for an initiator to take them. Payload is bounded by the budget.
 const ANSWERS_MAX: usize = 64 << 10;
 
-/// Bytes after which a send ends, and it is seen that an initiator takes its answers, however slowly.
+/// Bytes after which it counts that an initiator takes its answers, however slowly; and after which a send ends, for that to be seen.
 const SEND_MAX: usize = 1 << 20;
 
 /// Bytes after which it counts that an initiator sends the data that it was asked for, however slowly: as with its answers.
@@ -148,9 +148,10 @@ pub(crate) struct Connection {
     pub(crate) total: usize,
     /// What the last serving has come to.
     pub(crate) wants: Served,
-    /// Seconds of the last byte received and sent.
+    /// Second of the last byte received.
     pub(crate) received_at: u32,
-    pub(crate) sent_at: u32,
+    /// While answers wait for the initiator to take them: since when it has not taken a MiB, and how much of that it has.
+    untaken: Option<(u32, usize)>,
     /// While data that was asked for is owed: the second since which it is, or the last MiB has come; and bytes that have come
     /// since then.
     owing: Option<(u32, usize)>,
@@ -184,7 +185,7 @@ impl Connection {
             total: 0,
             wants: Served::More,
             received_at: 0,
-            sent_at: 0,
+            untaken: None,
             owing: None,
             pinged_at: None,
             finishing: None,
@@ -195,6 +196,25 @@ impl Connection {
     pub(crate) fn received(&mut self, now: u32) {
         self.received_at = now;
         self.pinged_at = None;
+    }
+
+    /// Answers are on their way to the initiator.
+    pub(crate) fn sends(&mut self, now: u32) {
+        self.untaken.get_or_insert((now, 0));
+    }
+
+    /// The initiator has taken so many bytes: all, or some of what waits. A send may cover few, where the segments are short.
+    pub(crate) fn taken(&mut self, bytes: usize, now: u32) {
+        self.untaken = match self.untaken {
+            _ if self.tx.is_empty() => None,
+            Some((since, taken)) if taken + bytes < SEND_MAX => Some((since, taken + bytes)),
+            _ => Some((now, 0)),
+        };
+    }
+
+    /// Since when the initiator has answers to take and has not taken a MiB of them.
+    pub(crate) fn untaken_since(&self) -> Option<u32> {
+        self.untaken.map(|(since, _)| since)
     }
 
     /// So many bytes of what the initiator owes have come. Nothing else that it sends counts: it would keep the memory for what it owes.

@@ -373,7 +373,7 @@ impl Server {
         let Some(connection) = self.places.connection(slot) else { return };
         self.budget.give_back(connection.sent());
         match result {
-            Ok(_) => connection.sent_at = now,
+            Ok(bytes) => connection.taken(*bytes as usize, now),
             Err(e) => self.close(slot, Why::from(e)),
         }
     }

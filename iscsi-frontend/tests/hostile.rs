@@ -3,14 +3,17 @@
 
 mod support;
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use iscsi_frontend::Limits;
 use iscsi_frontend::pdu::{DataOut, FINAL, HEADER, NO_TAG, flag, opcode};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, connect, setsockopt, socket, sockopt};
 use support::client::{Client, PLAIN, login_request, rw10};
 use support::pace::in_time;
-use support::{Running, Setup};
+use support::{PATIENCE, Running, Setup};
 use zerocopy::IntoBytes;
 
 /// A session that was there before, and has to be all right afterwards.
@@ -308,6 +311,45 @@ fn who_sends_what_was_asked_for_crumb_by_crumb_is_closed() {
                 assert_eq!(client.write(0, &[7; 4096], 0).status, 0);
             });
         }
+    });
+}
+
+/// A connection as over a network whose packets are short: the kernel keeps little of what is sent, and lets it go bit by bit.
+fn over_short_packets(server: &Running) -> TcpStream {
+    let socket = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    setsockopt(&socket, sockopt::TcpMaxSeg, &536).unwrap();
+    setsockopt(&socket, sockopt::RcvBuf, &(16 << 10)).unwrap();
+    let SocketAddr::V4(address) = server.address else { panic!("{}", server.address) };
+    connect(socket.as_raw_fd(), &SockaddrIn::from(address)).unwrap();
+    let stream = TcpStream::from(socket);
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// However short the segments are that an initiator takes, and a send with them.
+#[test]
+fn who_takes_its_answers_crumb_by_crumb_is_closed() {
+    in_time(|pace| {
+        let limits = |limits: &mut Limits| (limits.patience_s, limits.ping_s) = (4, 1000);
+        let server = Setup { limits, ..Setup::default() }.start();
+        let text =
+            format!("InitiatorName=iqn.test\0TargetName={}\0MaxRecvDataSegmentLength=512\0", server.name);
+        let login = || Client::over(over_short_packets(&server), 1, &text).unwrap();
+        let mut client = pace.within(Duration::from_secs(1), login);
+        client.ready();
+        for _ in 0..8 {
+            client.start(&rw10(0x28, 0, 2048), FINAL | flag::READ, 1 << 20);
+        }
+        // 140 KiB in a second.
+        let begun = Instant::now();
+        let mut piece = [0; 14 << 10];
+        while server.load().connections > 0 {
+            assert!(begun.elapsed() < Duration::from_secs(20), "it is not closed");
+            let _ = client.stream.read(&mut piece);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let load = server.load();
+        assert_eq!((load.commands, load.payload_bytes), (0, 0));
     });
 }
 

@@ -162,7 +162,7 @@ impl Server {
             connection.received_at = now;
         }
         if ring.send(send, &connection.fd, &mut connection.tx) {
-            connection.sent_at = now;
+            connection.sends(now);
         }
         let waits = !connection.tx.is_empty()
             || connection.is_mid_pdu()
@@ -200,7 +200,7 @@ impl Server {
         let tasks = &self.tasks;
         let Some(connection) = self.places.connection(slot) else { return };
         let silent_for = clock.since(connection.received_at);
-        let takes_nothing = !connection.tx.is_empty() && clock.since(connection.sent_at) >= patience;
+        let takes_little = connection.untaken_since().is_some_and(|then| clock.since(then) >= patience);
         let owes_data = connection.tasks.iter().any(|(_, tag)| {
             let stage = tasks.get(*tag).map(|task| &task.stage);
             matches!(stage, Some(Stage::Solicited { .. } | Stage::Unsolicited))
@@ -212,7 +212,7 @@ impl Server {
         let says_little = owing_since.is_some_and(|then| clock.since(then) >= patience);
         let unanswered = connection.pinged_at.is_some_and(|then| clock.since(then) >= patience);
         let (now, discovery) = (clock.now(), connection.port.is_none());
-        if takes_nothing || says_nothing || says_little || (discovery && silent_for >= patience) {
+        if takes_little || says_nothing || says_little || (discovery && silent_for >= patience) {
             self.close(slot, Why::Stalled);
         } else if unanswered {
             self.close(slot, Why::Silent);
