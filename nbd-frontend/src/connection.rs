@@ -38,7 +38,7 @@ const ANSWERS_MAX: usize = 64 << 10;
 /// Bytes asked for at once where a payload is only dropped.
 const DROP_PIECE: u64 = 64 << 10;
 
-/// Bytes after which a send ends, and it is seen that a client takes its answers, however slowly.
+/// Bytes after which it counts that a client takes its answers, however slowly; and after which a send ends, for that to be seen.
 const SEND_MAX: usize = 1 << 20;
 
 /// Requests that may be held for a client that has shut its side: more than any client keeps in flight at its end.
@@ -188,8 +188,8 @@ pub(crate) struct Connection {
     /// The server's tick from which on the client has to send more: of the last byte received, but for a write's, which have memory,
     /// of the first time that it was listened to for them.
     pub(crate) received_at: u32,
-    /// The same of the last byte sent.
-    pub(crate) sent_at: u32,
+    /// While answers wait for the client to take them: since when it has not taken a MiB, and how much of that it has.
+    untaken: Option<(u32, usize)>,
 }
 
 impl AsFd for Connection {
@@ -228,7 +228,7 @@ impl Connection {
             is_unheard: false,
             wants: Served::More,
             received_at: 0,
-            sent_at: 0,
+            untaken: None,
         }
     }
 
@@ -530,6 +530,25 @@ impl Connection {
             self.total -= self.owed - queued;
             self.owed = queued;
         }
+    }
+
+    /// Answers are on their way to the client.
+    pub(crate) fn sends(&mut self, now: u32) {
+        self.untaken.get_or_insert((now, 0));
+    }
+
+    /// The client has taken so many bytes: all, or some of what waits. A send may cover few, where the answers are short.
+    pub(crate) fn taken(&mut self, bytes: usize, now: u32) {
+        self.untaken = match self.untaken {
+            _ if self.tx.is_empty() => None,
+            Some((since, taken)) if taken + bytes < SEND_MAX => Some((since, taken + bytes)),
+            _ => Some((now, 0)),
+        };
+    }
+
+    /// Since when the client has answers to take and has not taken a MiB of them.
+    pub(crate) fn untaken_since(&self) -> Option<u32> {
+        self.untaken.map(|(since, _)| since)
     }
 
     /// True after `NBD_CMD_DISC`, or when the server wants no more: the end of the stream is expected.

@@ -328,7 +328,7 @@ impl Server {
         let Some(connection) = self.places.connection(slot) else { return };
         connection.sent(&mut self.budget);
         match result {
-            Ok(_) => connection.sent_at = now,
+            Ok(bytes) => connection.taken(*bytes as usize, now),
             Err(_) if connection.goes_on_unheard(&self.pool, &mut self.budget) => {}
             Err(e) => self.close(slot, Why::from(e)),
         }

@@ -184,6 +184,26 @@ fn who_takes_its_answers_slowly_is_not_closed() {
     assert_eq!(slow.read(0, 512).error, 0);
 }
 
+/// However short the answers are, and a send with them.
+#[test]
+fn who_takes_short_answers_crumb_by_crumb_is_closed() {
+    let server = patient();
+    let mut slow = Client::connect(&server, Framing::Simple);
+    for _ in 0..4000 {
+        slow.header(command::READ, 0, 0, 512);
+    }
+    server.until("all is ready", |load| load.requests == 0 && load.payload_bytes > 1 << 20);
+    // Less than a MiB in all.
+    let mut piece = vec![0; 500 * (512 + 16)];
+    for _ in 0..3 {
+        let left = server.load().payload_bytes;
+        slow.stream.read_exact(&mut piece).unwrap();
+        server.until("it has taken some", |load| load.payload_bytes < left);
+        server.pass(400);
+    }
+    server.until("closed", |load| load.connections == 0 && load.payload_bytes == 0);
+}
+
 #[test]
 fn connections_beyond_the_limits_are_refused_and_those_that_are_there_feel_nothing() {
     let limits = |limits: &mut Limits| (limits.connections, limits.transmissions) = (4, 2);

@@ -45,6 +45,7 @@ impl Connection {
         if goes_on {
             self.is_unheard = true;
             self.tx = Tx::in_parts(pool, SEND_MAX);
+            self.untaken = None;
             self.sent(budget);
             self.shut();
         }

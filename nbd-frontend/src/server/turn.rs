@@ -133,7 +133,7 @@ impl Server {
             connection.listened(now);
         }
         if ring.send(send, &connection.fd, &mut connection.tx) {
-            connection.sent_at = now;
+            connection.sends(now);
         }
         if !connection.tx.is_empty() || connection.is_mid_request() {
             self.clock.want();
@@ -158,13 +158,13 @@ impl Server {
                 self.close(slot, Why::Stalled);
             }
         } else if let Some(connection) = self.places.connection(slot) {
-            let takes_nothing = !connection.tx.is_empty() && clock.since(connection.sent_at) >= patience;
+            let takes_little = connection.untaken_since().is_some_and(|then| clock.since(then) >= patience);
             let says_nothing = connection.rx.is_outstanding()
                 && connection.is_mid_request()
                 && clock.since(connection.received_at) >= patience;
-            if takes_nothing && connection.says_goodbye() {
+            if takes_little && connection.says_goodbye() {
                 connection.shut();
-            } else if takes_nothing || says_nothing {
+            } else if takes_little || says_nothing {
                 self.close(slot, Why::Stalled);
             }
         }
