@@ -3,6 +3,8 @@
 //! A sync serves the machine, the end of a rebuild, or nobody: the store may have bits and holes that another sync
 //! brings further ([`crate::store::Store::wants_flush`]).
 
+use std::time::{Duration, Instant};
+
 use lh_ring::{Completion, Falloc, Fd, Token};
 
 use super::core::{Failure, Input, PersistId};
@@ -13,6 +15,9 @@ use super::task::{Saved, Task};
 use super::token::{OWNER, kind};
 use super::trouble::note;
 
+/// For how long a turn drops what the end of a rebuild leaves over: requests wait for it.
+const DROPPING: Duration = Duration::from_millis(1);
+
 /// How long after the last sync one is made that nobody asked for.
 const QUIET_NS: u64 = 2_000_000_000;
 
@@ -22,12 +27,15 @@ impl Server {
         if self.core.is_failed() {
             return self.refuse_syncs();
         }
+        self.drop_left_over();
         let flusher = &mut self.flusher;
         let free = self.core.is_in_use() && !self.stopping;
         let quiet = free && flusher.quiet_at.is_some_and(|at| at <= now);
         if flusher.is_wanted() || (quiet && flusher.run.is_none()) {
             self.begin_sync();
         }
+        // A mark with a punch on its way could not be dropped.
+        let free = free && self.flusher.ending.is_none();
         if free
             && self.flusher.punching.is_none()
             && let Some((layer, hole)) = self.store.take_punch()
@@ -47,7 +55,8 @@ impl Server {
         if std::mem::take(&mut self.flusher.fold) {
             self.fold_flushed(false);
         }
-        if let Some(id) = self.flusher.rebuild.take() {
+        let ending = self.flusher.ending.take().map(|(id, _)| id);
+        for id in self.flusher.rebuild.take().into_iter().chain(ending) {
             self.inputs.push_back(Input::Persisted { id, result: Err(Failure::Io) });
         }
     }
@@ -154,10 +163,17 @@ impl Server {
         }
     }
 
-    /// The rebuild is complete: what is left over is dropped, synced, and then the mark is taken back.
+    /// The rebuild is complete: what is left over is dropped, a little with each turn, synced, and then the mark is taken back.
     pub(super) fn end_rebuild(&mut self, id: PersistId) {
-        match self.store.end_rebuild() {
-            Ok(()) => self.flusher.rebuild = Some(id),
+        self.flusher.ending = Some((id, 0));
+    }
+
+    fn drop_left_over(&mut self) {
+        let Some((id, from)) = self.flusher.ending.take() else { return };
+        let began = Instant::now();
+        match self.store.end_rebuild(from, || began.elapsed() >= DROPPING) {
+            Ok(None) => self.flusher.rebuild = Some(id),
+            Ok(Some(next)) => self.flusher.ending = Some((id, next)),
             Err(e) => {
                 note(&self.status, &e);
                 self.inputs.push_back(Input::Persisted { id, result: Err(Failure::Io) });

@@ -9,6 +9,8 @@ pub(super) struct Flusher {
     pub(super) run: Option<Run>,
     pub(super) core: bool,
     pub(super) rebuild: Option<PersistId>,
+    /// Before that sync the marks over nothing go, from this block on.
+    pub(super) ending: Option<(PersistId, u64)>,
     /// A fold waits for a sync.
     pub(super) fold: bool,
     /// A commit is to be made durable by the next sync.
@@ -55,7 +57,8 @@ impl Flusher {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.run.is_none() && !self.core && self.rebuild.is_none() && !self.fold && self.punching.is_none()
+        let nobody_waits = !self.core && self.rebuild.is_none() && self.ending.is_none() && !self.fold;
+        self.run.is_none() && nobody_waits && self.punching.is_none()
     }
 
     /// When a sync that nobody asked for is due.

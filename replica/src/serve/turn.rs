@@ -340,7 +340,8 @@ impl Server {
         // What nobody asked for waits for the directory to be in use, which is heard of.
         let unasked = [self.flusher.wake_at(), self.folder.wake_at()];
         let unasked = unasked.into_iter().filter(|_| self.core.is_in_use() && !self.stopping);
-        let own = unasked.chain([self.core.wake_at(), self.door.wake_at(), self.ends_at]);
+        let at_once = self.flusher.ending.map(|_| 0);
+        let own = unasked.chain([self.core.wake_at(), self.door.wake_at(), self.ends_at, at_once]);
         deadlines.chain(own.flatten()).min()
     }
 

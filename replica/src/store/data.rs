@@ -29,6 +29,9 @@ use super::zero::ZeroMap;
 /// Runs of the index that are looked at to say which blocks hold data: those of a layer each are alike in that.
 const LOOKUPS_MAX: usize = 4096;
 
+/// Blocks that are looked at in all layers at once when a rebuild ends.
+const LOOKED_AT: u64 = (4 << 20) / BLOCK;
+
 /// Where bytes come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -532,33 +535,54 @@ impl Store {
         self.layers.iter().filter_map(|l| l.zero.as_ref()).any(ZeroMap::has_marks)
     }
 
-    /// The rebuild is complete: lower layers get nothing any more, so marks over nothing are taken away. A flush follows,
-    /// then [`super::Directory::end_rebuild`].
+    /// The rebuild is complete: lower layers get nothing any more, so marks over nothing are taken away, from this block on until all are
+    /// done or `is_over` says so, which is asked after each 4 MiB: for those the files of all layers are looked at. Gives back the
+    /// block to go on at, `None` at the end: then a flush follows, and [`super::Directory::end_rebuild`]. Writes in between are served
+    /// as ever.
     ///
     /// # Errors
     /// The disk's.
-    pub fn end_rebuild(&mut self) -> io::Result<()> {
+    pub fn end_rebuild(&mut self, from: u64, is_over: impl Fn() -> bool) -> io::Result<Option<u64>> {
         self.rebuilding = false;
+        let end = self.size / BLOCK;
         let head = self.head();
-        let rank = self.at(head).rank;
-        let all = 0..self.size / BLOCK;
-        let marks = self.at(head).zero.as_ref().map(|zero| zero.zeroes(all)).unwrap_or_default();
-        for range in marks.iter() {
-            let mut useless = RangeSet::default();
-            useless.insert(range.clone());
-            useless.subtract(&self.held_below(range.clone(), rank)?);
-            // Old data below a mark that waits for its punch.
-            let layer = self.at(head);
-            let file = load::own(&layer.file, layer.length, None, range, layer.look)?;
-            useless.subtract(&file.data);
-            let layer = self.at_mut(head);
-            layer.dirty |= !useless.is_empty();
-            for part in useless.iter() {
-                if let Some(zero) = &mut layer.zero
-                    && zero.begin_write(part.clone())
-                {
-                    zero.wrote(part);
-                }
+        let marks = self.at(head).zero.as_ref().map(|zero| zero.zeroes(from..end)).unwrap_or_default();
+        let mut at = from;
+        while let Some(first) = marks.within(at..end).next() {
+            let window = first.start..end.min(first.start + LOOKED_AT);
+            at = window.end;
+            self.drop_useless_marks(head, &marks, window)?;
+            if is_over() && marks.overlaps(at..end) {
+                return Ok(Some(at));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes those of the head's marks in a window away that hide nothing. There may be as many as a file system has holes, so each layer
+    /// is looked at once for all of them.
+    fn drop_useless_marks(&mut self, head: LayerNo, marks: &RangeSet, window: Range<u64>) -> io::Result<()> {
+        let (mut useless, mut held) = (RangeSet::default(), RangeSet::default());
+        marks.within(window.clone()).for_each(|mark| useless.insert(mark));
+        for (_, layer) in self.up_to(self.at(head).rank - 1) {
+            let own = self.own(layer, window.clone())?;
+            // As in `held_below`.
+            if self.folding != Some(layer) {
+                held.subtract(&own.zero);
+            }
+            held.append(&own.data);
+        }
+        useless.subtract(&held);
+        // Old data below a mark that waits for its punch.
+        let layer = self.at(head);
+        useless.subtract(&load::own(&layer.file, layer.length, None, window, layer.look)?.data);
+        let layer = self.at_mut(head);
+        layer.dirty |= !useless.is_empty();
+        for part in useless.iter() {
+            if let Some(zero) = &mut layer.zero
+                && zero.begin_write(part.clone())
+            {
+                zero.wrote(part);
             }
         }
         Ok(())

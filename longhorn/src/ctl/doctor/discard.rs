@@ -8,12 +8,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::Finding;
+use crate::mounts::table_as_text;
 
 const CHECK: &str = "discard";
 
 /// How the file system is mounted that `path` lies on.
 pub(super) fn finding(path: &Path) -> Finding {
-    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let table = table_as_text();
     let device = fs::metadata(path).map_or(0, |meta| meta.dev());
     judge(is_mounted_so(&table, (rustix::fs::major(device), rustix::fs::minor(device))))
 }

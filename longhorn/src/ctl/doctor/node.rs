@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::{Finding, multipath};
+use crate::mounts::table_as_text;
 
 /// What the image has beside the programs, each with its Debian package.
 const IMAGE: &str = include_str!("../../../../deploy/image.files");
@@ -23,10 +24,7 @@ pub(super) fn findings() -> [Finding; 4] {
         programs(&|name| PLACES.iter().any(|place| Path::new(place).join(name).exists())),
         multipath::finding(&processes),
         longhorn(&processes),
-        propagation(
-            Path::new(KUBELET).is_dir(),
-            &fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(),
-        ),
+        propagation(Path::new(KUBELET).is_dir(), &table_as_text()),
     ]
 }
 

@@ -531,7 +531,7 @@ fn a_rebuild_leaves_no_mark_over_nothing() {
         [(BlockState::Zero, 0), (BlockState::Zero, 0), (BlockState::Absent, 0)]
     );
     target.put("one", 0, &source.layer("one"));
-    target.store.end_rebuild().unwrap();
+    assert_eq!(target.store.end_rebuild(0, || false).unwrap(), None);
     target.flush();
     target.directory.end_rebuild().unwrap();
     assert_eq!(
@@ -540,6 +540,40 @@ fn a_rebuild_leaves_no_mark_over_nothing() {
     );
     assert_eq!(target.blocks()[..3], [0, 0, 0]);
     assert!(meta(&target).contains("\"Rebuilding\":true"), "a mark is left");
+}
+
+/// Somebody waits meanwhile: it goes on where it was, whatever is written in between. Of marks that are looked at together each stays or
+/// goes by what is below it.
+#[test]
+fn the_end_of_a_rebuild_goes_on_where_it_was() {
+    let (place, elsewhere) = (temporary(), temporary());
+    let mut source = Volume::create(&elsewhere.path().join("s"));
+    source.write(extent(1, 1), 1);
+    source.write(extent(4, 2), 1);
+    source.snapshot(1, "one").unwrap();
+    source.zero(extent(4, 1));
+    source.snapshot(2, "two").unwrap();
+    let mut target = Volume::create(&place.path().join("r"));
+    let large = 16 << 20;
+    let parts = target.directory.begin_rebuild(large, &source.directory.state().chain).unwrap();
+    target.store.replace(parts);
+    [0, 1, 3, 4, 5, 1500, 3000, 3002].into_iter().for_each(|at| target.zero(extent(at, 1)));
+    ["one", "two"].into_iter().for_each(|layer| target.put(layer, 0, &source.layer(layer)));
+    let (mut at, mut stops) = (Some(0), Vec::new());
+    while let Some(from) = at {
+        at = target.store.end_rebuild(from, || true).unwrap();
+        stops.extend(at);
+        if stops.len() == 1 {
+            target.write(extent(1500, 1), 7);
+        }
+    }
+    assert_eq!(stops, [1024], "there is no other mark any more before the last ones");
+    target.flush();
+    target.directory.end_rebuild().unwrap();
+    let states = target.layer("");
+    let kept: Vec<_> = (0..states.len()).filter(|block| states[*block].0 != BlockState::Absent).collect();
+    assert_eq!(kept, [1, 5, 1500], "what the second snapshot has zeroed is hidden already");
+    assert_eq!(states[1500], (BlockState::Data, 7));
 }
 
 /// A mark that hides what the layer's own file still holds stays, though nothing lies below.
@@ -553,7 +587,7 @@ fn a_rebuild_leaves_the_marks_over_old_data() {
     target.store.replace(parts);
     target.write(extent(0, 1), 1);
     target.zero(extent(0, 1));
-    target.store.end_rebuild().unwrap();
+    assert_eq!(target.store.end_rebuild(0, || false).unwrap(), None);
     target.flush();
     target.directory.end_rebuild().unwrap();
     assert_eq!(target.blocks()[0], 0);

@@ -725,7 +725,7 @@ fn rebuild() {
             let image: Vec<_> = (0..8).map(|n| (BlockState::Data, n)).collect();
             volume.put("a", 0, &image);
             volume.put("b", 3, &[(BlockState::Zero, 0)]);
-            volume.store.end_rebuild().unwrap();
+            assert_eq!(volume.store.end_rebuild(0, || false).unwrap(), None);
             volume.flush();
             volume.directory.end_rebuild().unwrap();
             drop(volume);
@@ -781,7 +781,7 @@ fn catching_up() {
             let (own, zero) = ((BlockState::Data, 2), (BlockState::Zero, 0));
             let absent = (BlockState::Absent, 0);
             volume.put("two", 0, &[absent, absent, own, own, zero, absent, absent, absent, absent]);
-            volume.store.end_rebuild().unwrap();
+            assert_eq!(volume.store.end_rebuild(0, || false).unwrap(), None);
             volume.flush();
             volume.directory.end_rebuild().unwrap();
             drop(volume);
@@ -814,7 +814,7 @@ fn a_rebuild_ends_with_the_epoch_that_was_stored_meanwhile() {
             let state = volume.directory.state();
             assert!(state.rebuilding && state.kept.is_some() && state.epoch == Some(epoch(5)));
             assert!(!volume.directory.store_epoch(epoch(5)).unwrap(), "a younger one is stored");
-            volume.store.end_rebuild().unwrap();
+            assert_eq!(volume.store.end_rebuild(0, || false).unwrap(), None);
             volume.flush();
         },
         |path, tape| {

@@ -456,7 +456,7 @@ impl World {
                 puts += 1;
             }
         }
-        target.store.end_rebuild().unwrap();
+        assert_eq!(target.store.end_rebuild(0, || false).unwrap(), None);
         target.flush();
         target.directory.end_rebuild().unwrap();
         self.replicas[n].volume = Some(target);

@@ -290,7 +290,7 @@ fn rebuild(before: &[Op], ops: &[Coming]) {
             bring(&source, &mut target, &mut brought, layer, part);
         }
     }
-    target.store.end_rebuild().unwrap();
+    assert_eq!(target.store.end_rebuild(0, || false).unwrap(), None);
     target.flush();
     target.directory.end_rebuild().unwrap();
     assert_eq!(target.blocks(), source.blocks());
