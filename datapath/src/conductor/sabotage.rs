@@ -65,6 +65,9 @@ pub struct Sabotage {
     /// The second of a majority of two goes on without the first once it has learnt everything.
     #[cfg(feature = "sabotage")]
     pub learner_suffices: bool,
+    /// And no engine waits for one before it to end its reads there.
+    #[cfg(feature = "sabotage")]
+    pub learner_unfenced: bool,
 }
 
 /// Whether a mechanism is taken out; always false without the feature.

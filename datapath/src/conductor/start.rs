@@ -95,7 +95,20 @@ impl Conductor {
                 Candidate { id, name: &replica.name, state: replica.state.as_deref() }
             })
             .collect();
-        choose(self.config.quorum, self.config.generation, self.authority.as_ref(), &candidates)
+        let choice = choose(self.config.quorum, self.config.generation, self.authority.as_ref(), &candidates);
+        match choice {
+            Choice::Start(start) => {
+                let unfenced = start.unfenced || self.is_learner_unfenced();
+                Choice::Start(Start { unfenced, ..start })
+            }
+            wait @ Choice::Wait(_) => wait,
+        }
+    }
+
+    /// Nothing is decided with a learner. But it may have been a member, which nobody has noted, and be read from by an engine before.
+    fn is_learner_unfenced(&self) -> bool {
+        let learners = self.configured().minus(self.counted());
+        learners.iter().any(|m| self.replica(m).state.is_none()) && !sabotaged!(self, learner_unfenced)
     }
 
     fn possible_since(&mut self) -> u64 {

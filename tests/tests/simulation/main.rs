@@ -26,6 +26,9 @@ const OLDER_SEEDS: u64 = 500;
 /// Seeds of those in which the volume grows from one replica.
 const GROW_SEEDS: u64 = 1000;
 
+/// Seeds of those in which replicas are filled beside folds.
+const FILL_SEEDS: u64 = 500;
+
 /// Seeds of those with branches.
 const BRANCH_SEEDS: u64 = 1000;
 
@@ -184,6 +187,21 @@ fn a_volume_that_begins_with_one_replica_is_given_others() {
     }
 }
 
+/// Nor is this.
+#[test]
+fn who_is_filled_while_snapshots_are_folded_and_others_die_holds_what_they_hold() {
+    let mut seen: BTreeMap<String, u64> = BTreeMap::new();
+    for seed in 1..=FILL_SEEDS {
+        match run_only(Some(Mix::Fills), seed, Sabotage::default(), false) {
+            Ok(one) => one.into_iter().for_each(|(what, count)| *seen.entry(what).or_default() += count),
+            Err(e) => panic!("LH_MIX=fills LH_SEED={seed}: {e}"),
+        }
+    }
+    for state in ["rebuild finished", "fold ended", "chunks resolved"] {
+        assert!(seen.get(state).is_some_and(|n| *n > FILL_SEEDS / 2), "{state}: {seen:?}");
+    }
+}
+
 /// Nor is this: some revert in nearly every run.
 #[test]
 fn branches_that_reverts_leave_are_the_same_in_any_order() {
@@ -298,13 +316,13 @@ fn another_snapshot_of_the_same_name_and_time() {
     noticed_from(22_001, "another_snapshot_of_the_same_name_and_time", sabotage);
 }
 
-/// Rare: a member has to die while another replica is filled, with a write in doubt over what is in a removed snapshot, and
+/// Rare even there: a member has to die while another replica is filled, with a write in doubt over what is in a removed snapshot, and
 /// nothing to write there again before the next scrub.
 #[test]
 fn who_is_filled_spared_what_is_merged() {
     let conductor = InConductor { spare_filler: true, ..InConductor::default() };
     let sabotage = Sabotage { conductor, ..Sabotage::default() };
-    noticed_from(632_001, "who_is_filled_spared_what_is_merged", sabotage);
+    noticed_in(Some(Mix::Fills), 2001, "who_is_filled_spared_what_is_merged", sabotage);
 }
 
 /// Rare: a block has to be lost with the power of one host in a snapshot that is not flushed yet, and zeroed in the head before that is
@@ -329,6 +347,14 @@ fn who_has_learnt_goes_on_alone() {
     let conductor = InConductor { learner_suffices: true, ..InConductor::default() };
     let sabotage = Sabotage { conductor, ..Sabotage::default() };
     noticed_in(Some(Mix::Grow), 1, "who_has_learnt_goes_on_alone", sabotage);
+}
+
+/// An engine that was stopped has to go on and read from a learner that was a member already, which nobody has noted.
+#[test]
+fn reads_of_before_from_who_has_learnt() {
+    let conductor = InConductor { learner_unfenced: true, ..InConductor::default() };
+    let sabotage = Sabotage { conductor, ..Sabotage::default() };
+    noticed_in(Some(Mix::Grow), 105_001, "reads_of_before_from_who_has_learnt", sabotage);
 }
 
 /// An engine has to die after all have lost their power, before anybody flushes.

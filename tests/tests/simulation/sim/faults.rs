@@ -184,6 +184,8 @@ pub(crate) enum Mix {
     Older,
     /// A volume that begins with one replica and is given others, beside everything else.
     Grow,
+    /// Snapshots that are folded slowly while a replica is filled, and another one is lost meanwhile.
+    Fills,
 }
 
 impl Mix {
@@ -219,6 +221,7 @@ impl Mix {
             Self::Clients,
             Self::Older,
             Self::Grow,
+            Self::Fills,
         ];
         all.into_iter().find(|mix| format!("{mix:?}").eq_ignore_ascii_case(name))
     }
@@ -244,7 +247,8 @@ impl Mix {
             | Self::Rot
             | Self::Clients
             | Self::Older
-            | Self::Grow => true,
+            | Self::Grow
+            | Self::Fills => true,
             Self::Powered => !matches!(fault, PowerCut(_) | PowerCutAll | PowerCutOthers(_) | HostLost(_)),
             Self::OneHost => !matches!(fault, PowerCutAll | PowerCutOthers(_)),
             Self::Power => matches!(
@@ -280,6 +284,9 @@ impl Mix {
         }
         if self == Self::Folds {
             return folds(dice, nodes);
+        }
+        if self == Self::Fills {
+            return fills(dice, nodes);
         }
         if self == Self::Branches {
             return branches::branches(dice, nodes);
@@ -442,6 +449,38 @@ fn folds(dice: &mut Dice, nodes: usize) -> Vec<(u64, Fault)> {
         plan.push((at, if dice.chance(800) { Fault::HostLost(node) } else { Fault::PowerCutOthers(node) }));
         at += dice.between(200 * MS, 2 * SECOND);
     }
+    plan
+}
+
+/// Again and again a replica is out for a moment, with snapshots taken and removed, and as it is filled another one is lost, or the engine.
+fn fills(dice: &mut Dice, nodes: usize) -> Vec<(u64, Fault)> {
+    let mut plan = Vec::new();
+    let mut at = 0;
+    for _ in 0..3 {
+        let first = usize::try_from(dice.below(nodes as u64)).unwrap_or(0);
+        let second = (first + 1 + usize::try_from(dice.below(2)).unwrap_or(0)) % nodes;
+        at += dice.between(100 * MS, 500 * MS);
+        plan.push((at, Fault::Snapshot));
+        let gone = dice.between(50 * MS, 700 * MS);
+        plan.push((at + dice.below(300 * MS), Fault::Away(first, gone)));
+        at += dice.between(100 * MS, 600 * MS);
+        plan.push((at, Fault::Snapshot));
+        plan.push((at + dice.below(300 * MS), Fault::Remove));
+        at += gone;
+        plan.push((at, Fault::Remove));
+        at += dice.below(1200 * MS);
+        plan.push((
+            at,
+            match dice.below(4) {
+                0 => Fault::KillEngine,
+                1 => Fault::PowerCut(second),
+                2 => Fault::KillReplica(second),
+                _ => Fault::HostLost(second),
+            },
+        ));
+        at += dice.between(100 * MS, SECOND);
+    }
+    plan.sort_by_key(|(at, _)| *at);
     plan
 }
 

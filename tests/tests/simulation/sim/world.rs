@@ -496,7 +496,7 @@ impl World {
         let quorum = format!("quorum {:?}", self.quorum).to_lowercase();
         self.say(|| quorum.clone());
         self.note(quorum);
-        if self.mix == Mix::Folds {
+        if matches!(self.mix, Mix::Folds | Mix::Fills) {
             length = FOLDS;
             let folds = self.dice.between(1, 20);
             self.nodes.iter_mut().for_each(|n| n.weather.folds = folds);
@@ -514,7 +514,9 @@ impl World {
             // Whoever is slow is put out only after some seconds under load.
             self.budget *= 4;
         }
-        if self.dice.chance(500) || matches!(self.mix, Mix::Absences | Mix::Folds | Mix::Branches) {
+        if self.dice.chance(500)
+            || matches!(self.mix, Mix::Absences | Mix::Folds | Mix::Fills | Mix::Branches)
+        {
             // Load all the time, so that it meets repairs and rebuilds.
             self.pace = length * 3 / self.budget;
         }
