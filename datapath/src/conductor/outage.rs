@@ -8,7 +8,7 @@
 use lh_wire::Control;
 
 use super::chain::unfinished;
-use super::{Conductor, ControlFor, Phase, Role, Seat};
+use super::{Conductor, ControlFor, Phase, Role, Seat, sabotaged};
 use crate::message::{MemberId, MemberSet, Switch};
 
 /// The time between the loss of too many and the return of enough.
@@ -140,6 +140,12 @@ impl Conductor {
     fn readmit(&mut self, returned: MemberSet) {
         let dead = self.dead_of(returned);
         let together = self.serving().or(returned);
+        if together == dead.all && !sabotaged!(self, joiner_outlives_members) {
+            // Each may have lost what a joiner has from it, and nobody makes that one equal to what they agree on.
+            for joiner in self.attached_joiners().iter() {
+                self.lose(joiner, "it may have what the members have lost");
+            }
+        }
         self.put_in_doubt(dead, together);
         let mut attached = Vec::new();
         for member in returned.iter() {

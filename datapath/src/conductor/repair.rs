@@ -68,7 +68,7 @@ pub(super) struct Doubt {
 /// Members whose process has died since all were last equal: none of them knows which writes it has and others have not.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Dead {
-    all: MemberSet,
+    pub(super) all: MemberSet,
     /// Those of them whose hosts have lost their power since: what was answered and not flushed may be gone.
     unpowered: MemberSet,
 }

@@ -65,7 +65,10 @@ pub struct Sabotage {
     /// The second of a majority of two goes on without the first once it has learnt everything.
     #[cfg(feature = "sabotage")]
     pub learner_suffices: bool,
-    /// And no engine waits for one before it to end its reads there.
+    /// Who is brought in sync goes on where all members died and came back.
+    #[cfg(feature = "sabotage")]
+    pub joiner_outlives_members: bool,
+    /// No engine waits where the second of two learns for one before it to end its reads there.
     #[cfg(feature = "sabotage")]
     pub learner_unfenced: bool,
 }

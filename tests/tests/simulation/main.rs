@@ -349,6 +349,14 @@ fn who_has_learnt_goes_on_alone() {
     noticed_in(Some(Mix::Grow), 1, "who_has_learnt_goes_on_alone", sabotage);
 }
 
+/// The only member has to lose its power when the second one has just learnt everything, and what that one has and it has lost to matter.
+#[test]
+fn what_members_have_lost_kept_by_who_joins() {
+    let conductor = InConductor { joiner_outlives_members: true, ..InConductor::default() };
+    let sabotage = Sabotage { conductor, ..Sabotage::default() };
+    noticed_in(Some(Mix::Grow), 205_001, "what_members_have_lost_kept_by_who_joins", sabotage);
+}
+
 /// An engine that was stopped has to go on and read from a learner that was a member already, which nobody has noted.
 #[test]
 fn reads_of_before_from_who_has_learnt() {
