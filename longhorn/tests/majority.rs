@@ -124,3 +124,23 @@ fn who_has_learnt_nothing_keeps_no_volume_from_starting() {
     starting.kill().unwrap();
     starting.wait().unwrap();
 }
+
+/// The record is late: the second one holds everything, and it is what people want to go on with.
+#[test]
+fn who_is_salvaged_counts_whatever_the_record_says() {
+    let Some(host) = Host::new("late") else { return };
+    let volume = host.volume.as_str();
+    up(&host, "1");
+    let second = host.ok(&["replica", "add", volume]).trim().to_owned();
+    host.ok(&["down", volume]);
+    let mut noted = record(&host);
+    noted["replicas"][1]["learner"] = true.into();
+    fs::write(record_path(&host), noted.to_string()).unwrap();
+    let log = host.path(&format!("log/{volume}-e-0.log"));
+    let before = fs::read_to_string(&log).unwrap().len();
+    host.ok(&["salvage", volume, "--replica", &second, "--force"]);
+    let said = fs::read_to_string(&log).unwrap().split_off(before);
+    assert!(said.contains(&format!("starting with {second}")), "{said}");
+    host.wait("healthy", is_healthy);
+    assert!(record(&host)["replicas"][1].get("learner").is_none());
+}

@@ -150,8 +150,6 @@ fn new_replica(root: &Root, record: &mut VolumeRecord, directory: Option<PathBuf
     if let Some(directory) = &directory {
         place::check_apart(root, directory, |_| "choose another one".to_owned())?;
     }
-    // Of two that were here, one of which learnt, the other may have left.
-    record.replicas.iter_mut().for_each(|replica| replica.learner = false);
     record.add_replica(root)?;
     let learner = record.quorum == Quorum::Majority && record.replicas.len() == 2;
     let Some(replica) = record.replicas.last_mut() else { bail!("the record has no replica") };
