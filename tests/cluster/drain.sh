@@ -24,7 +24,9 @@ undrained() { # NODE: it is used again
 policy() { k patch settings.longhorn.io node-drain-policy --type merge -p "{\"value\":\"$1\"}" >/dev/null; }
 where() { k get replicas.longhorn.io -l "longhornvolume=$1" -o 'jsonpath={.items[*].spec.nodeID}'; }
 
-"$(tests/cluster/tools/build kube-controller-manager)/kube-controller-manager" --kubeconfig "$KUBECONFIG" --controllers=disruption \
+# Built before it is begun: behind `&` the time of the build would be that of the checks.
+tools=$(tests/cluster/tools/build kube-controller-manager)
+"$tools/kube-controller-manager" --kubeconfig "$KUBECONFIG" --controllers=disruption \
   --leader-elect=false --secure-port=0 >"$LONGHORN_CLUSTER/log/kube-controller-manager.log" 2>&1 &
 helpers+=($!)
 kubelet &
