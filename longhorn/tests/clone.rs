@@ -360,8 +360,18 @@ async fn what_is_not_whole_is_shown_to_nobody() {
     assert!(!nbd::is_served(&new), "half a clone is served");
     not_shown();
 
-    // Again, from the beginning.
     host.wait("the source is whole again", &old, |s| s["robustness"] == "healthy");
+    // Its replica serves its engine, and nobody else gets in.
+    let address = host.status(&new)["replicas"][0]["address"].as_str().unwrap().to_owned();
+    let socket = PathBuf::from(address.strip_prefix("unix:").unwrap());
+    let away = socket.with_extension("away");
+    std::fs::rename(&socket, &away).unwrap();
+    let unseen = proxy.clone(&new, &old, "one").await.unwrap_err();
+    assert!(unseen.message().contains("cannot be seen"), "{unseen}");
+    not_shown();
+    std::fs::rename(&away, &socket).unwrap();
+
+    // Again, from the beginning.
     proxy.clone(&new, &old, "one").await.unwrap();
     assert!(host.engine(&new, &["frontend", "start", "nbd-server"]).status.success());
     let mut client = Client::of(&new);

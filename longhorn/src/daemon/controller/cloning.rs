@@ -185,10 +185,10 @@ impl Work {
                 // What cannot be read leaves the volume as it is.
                 self.check_source()?;
                 self.take(MARK, false)?;
-                self.check_empty()?;
+                self.check_empty(false)?;
             }
             Found::Part => {
-                self.check_empty()?;
+                self.check_empty(true)?;
                 self.command(Command::Revert { name: MARK.to_owned(), created: clock::now() })?;
             }
         }
@@ -198,15 +198,18 @@ impl Work {
         self.unmark()
     }
 
-    /// Refuses, without the mark again, a volume that held something when it was marked.
-    fn check_empty(&self) -> Result<(), EngineError> {
+    /// Refuses, without the mark again, a volume that held something when it was marked. Where that cannot be seen and part of a clone
+    /// may be there, the mark stays.
+    fn check_empty(&self, may_hold_part: bool) -> Result<(), EngineError> {
         let held = SnapshotReader::open(&self.source.own, MARK, None).and_then(|mut own| own.map(0));
-        let refusal = match held {
+        let (refusal, is_whole) = match held {
             Ok(page) if page.ranges.is_empty() => return Ok(()),
-            Ok(_) => "the volume is not empty: a clone would overwrite it".to_owned(),
-            Err(e) => format!("whether the volume is empty cannot be seen: {e}"),
+            Ok(_) => ("the volume is not empty: a clone would overwrite it".to_owned(), true),
+            Err(e) => (format!("whether the volume is empty cannot be seen: {e}"), !may_hold_part),
         };
-        self.unmark()?;
+        if is_whole {
+            self.unmark()?;
+        }
         Err(EngineError::NotNow(refusal))
     }
 

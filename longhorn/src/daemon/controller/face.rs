@@ -231,8 +231,19 @@ fn at_rest(
         device.map(|device| Frozen::of_device(volume, device)).transpose().map_err(not_frozen)?.flatten();
     let taken = take().map_err(refusal);
     let Some(frozen) = frozen else { return taken };
-    match (frozen.thaw(), taken) {
-        (_, Err(e)) => Err(e),
+    ended(frozen.thaw(), taken, remove)
+}
+
+/// How a snapshot of a frozen file system has ended. `thawed`: whether it was frozen until then.
+fn ended(
+    thawed: anyhow::Result<bool>,
+    taken: Result<(), EngineError>,
+    remove: impl FnOnce() -> Result<(), CommandError>,
+) -> Result<(), EngineError> {
+    match (thawed, taken) {
+        (Ok(_), Err(e)) => Err(e),
+        // Whoever writes to it waits, and nobody else says so.
+        (Err(thaw), Err(e)) => Err(EngineError::Failed(format!("{e}; {thaw:#}"))),
         (Ok(true), Ok(())) => Ok(()),
         (Ok(false), Ok(())) => Err(match remove() {
             Ok(()) => EngineError::NotFrozen(
@@ -470,6 +481,18 @@ fn other_frontend(own: &str, wanted: &str) -> EngineError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_system_that_stays_frozen_is_told_whatever_became_of_its_snapshot() {
+        let refused = || Err(EngineError::NotNow("too few replicas are left".to_owned()));
+        let frozen = || Err(anyhow::anyhow!("/mnt is not thawed yet: its device does not answer"));
+        let unasked = || panic!("there is none to remove");
+        for (taken, says) in [(Ok(()), "was taken"), (refused(), "too few replicas")] {
+            let said = ended(frozen(), taken, unasked).unwrap_err().to_string();
+            assert!(said.contains("/mnt is not thawed") && said.contains(says), "{said}");
+        }
+        assert!(matches!(ended(Ok(true), refused(), unasked), Err(EngineError::NotNow(_))));
+    }
 
     #[test]
     fn who_asks_for_a_frontend_that_there_is_not_is_told_those_that_there_are() {
