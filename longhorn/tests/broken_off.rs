@@ -129,6 +129,58 @@ fn what_was_not_there_when_its_volume_was_deleted_is_named() {
     assert!(away.join("volume.meta").exists());
 }
 
+/// As where the disk of a replica was exchanged, or is not mounted.
+#[test]
+fn what_lies_where_a_replica_was_stays_and_is_not_said_to_be_deleted() {
+    let Some(host) = Host::new("exchanged") else { return };
+    let volume = host.volume.as_str();
+    let disk = tempfile::tempdir().unwrap();
+    let (place, away) = (disk.path().join("replica"), disk.path().join("away"));
+    up(&host, "1");
+    let exchange = |name: &str| {
+        host.ok(&["replica", "add", volume, "--dir", place.to_str().unwrap()]);
+        let added = healthy(&host)["replicas"][1].clone();
+        fs::rename(&place, away.join(name)).unwrap();
+        fs::create_dir(&place).unwrap();
+        fs::write(place.join("photo"), name).unwrap();
+        text(&added, "name").to_owned()
+    };
+    fs::create_dir(&away).unwrap();
+    let told = |args: &[&str]| {
+        let done = host.run(args);
+        let said = String::from_utf8(done.stderr).unwrap();
+        assert!(done.status.success() && said.contains(&format!("was in {}", place.display())), "{said}");
+        said
+    };
+    let replica = exchange("first");
+    let said = told(&["replica", "rm", volume, &replica]);
+    assert!(!said.contains("is deleted"), "{said}");
+    assert_eq!(fs::read_to_string(place.join("photo")).unwrap(), "first");
+    fs::remove_dir_all(&place).unwrap();
+    exchange("second");
+    host.ok(&["down", volume]);
+    told(&["rm", volume, "--yes"]);
+    assert_eq!(fs::read_to_string(place.join("photo")).unwrap(), "second");
+    assert!(away.join("first/volume.meta").exists() && away.join("second/volume.meta").exists());
+}
+
+/// It is stopped as the host is before it restarts, and refused since a disk is not mounted.
+#[test]
+fn a_volume_that_is_not_released_is_started_with_the_host_as_before() {
+    let Some(host) = Host::new("unreleased") else { return };
+    let volume = host.volume.as_str();
+    up(&host, "1");
+    let directory = PathBuf::from(text(&healthy(&host)["replicas"][0], "path"));
+    host.ok(&["down", volume, "--for-now"]);
+    let away = directory.with_extension("away");
+    fs::rename(&directory, &away).unwrap();
+    host.refused(&["release", volume], directory.to_str().unwrap());
+    fs::rename(&away, &directory).unwrap();
+    host.ok(&["up", "--all"]);
+    healthy(&host);
+    host.ok(&["down", volume]);
+}
+
 #[test]
 fn an_address_that_cannot_be_had_is_not_remembered() {
     let Some(host) = Host::new("address") else { return };

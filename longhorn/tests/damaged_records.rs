@@ -150,6 +150,27 @@ fn a_replica_whose_process_was_never_started_is_not_left_in_the_record() {
     host.ok(&["down", volume]);
 }
 
+/// It was looked at before, and was empty.
+#[test]
+fn what_somebody_puts_where_a_replica_is_about_to_be_made_stays() {
+    let Some(host) = Host::new("put") else { return };
+    let volume = host.volume.as_str();
+    up(&host, "1", "any");
+    let record = record_of(&host);
+    let (before, disk) = (record(), tempfile::tempdir().unwrap());
+    let photo = disk.path().join("photo");
+    // As its manager is asked for, which comes in between.
+    let put = photo.clone();
+    lose(&host.path("run/instance-manager.sock"), true, move || {
+        fs::write(&put, "precious").unwrap();
+        false
+    });
+    host.refused(&["replica", "add", volume, "--dir", disk.path().to_str().unwrap()], "is not empty");
+    assert_eq!(fs::read_to_string(photo).unwrap(), "precious");
+    assert_eq!(record(), before);
+    host.ok(&["down", volume]);
+}
+
 /// It is asked for again then, and may be there already.
 #[test]
 fn an_engine_whose_answer_is_lost_has_its_new_replica() {

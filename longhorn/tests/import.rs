@@ -3,8 +3,10 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+use nix::fcntl::{Flock, FlockArg};
 
 /// A replica that Longhorn has written, on a raw backing file beside it.
 fn unpack(place: &Path, name: &str) -> PathBuf {
@@ -85,4 +87,30 @@ fn a_fifo_in_a_files_place_is_refused_by_its_name() {
     }
     let said = import(place.path(), "fifo", &[&one.join("replica")]);
     assert!(said.ok, "{}", said.text);
+}
+
+/// Each has a lock of its own volume alone, and finds the directory free: whoever removes his volume would delete the other's bytes.
+#[test]
+fn a_directory_that_several_commands_import_at_once_is_one_volumes() {
+    // On a busy machine some find it held for too long.
+    let met = (0..5).any(|_| {
+        let place = tempfile::tempdir().unwrap();
+        let directory = unpack(place.path(), "one").join("replica");
+        // All of them have looked whose it is before any of them goes on.
+        let held = Flock::lock(File::open(&directory).unwrap(), FlockArg::LockExclusive).unwrap();
+        let begin = |volume: &str| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_longhornctl"));
+            command.arg("--root").arg(place.path().join("root")).args(["import", volume]).arg(&directory);
+            command.stderr(Stdio::piped()).spawn().unwrap()
+        };
+        let begun = ["a", "b", "c", "d"].map(begin);
+        std::thread::sleep(Duration::from_millis(200));
+        drop(held);
+        let said = begun.map(|child| child.wait_with_output().unwrap());
+        let texts: Vec<_> = said.iter().map(|said| String::from_utf8_lossy(&said.stderr)).collect();
+        let made = said.iter().filter(|said| said.status.success()).count();
+        assert!(made <= 1, "{texts:?}");
+        made == 1 && texts.iter().any(|text| text.contains("belongs to volume"))
+    });
+    assert!(met, "no two have looked at once");
 }

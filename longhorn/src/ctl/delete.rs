@@ -1,6 +1,6 @@
 //! What of a volume goes with it: its replicas' files, logs and sockets, and its record.
 
-use std::fs;
+use std::fs::{self, DirEntry};
 use std::io;
 use std::path::Path;
 
@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result};
 use control::host::{ReplicaRecord, Root, VolumeRecord, engine_name, sync_dir};
 
 use super::erase::{Alone, Erasure, in_order};
+use super::start::is_below;
 use crate::daemon::failed_disk;
 
 /// Deletes replica directories, logs, sockets and the record, in an order that can be begun again at any point. The
@@ -39,7 +40,8 @@ pub(super) fn replica(root: &Root, replica: &ReplicaRecord) -> Result<()> {
 
 fn erase(root: &Root, replica: &ReplicaRecord, erasure: &mut Erasure) -> Result<()> {
     let directory = &replica.directory;
-    let removed = if replica.imported {
+    // A place that somebody has given may hold something else by now, as a new disk where the old one was mounted.
+    let removed = if replica.imported || !is_below(root, replica) {
         remove_replica_files(directory, erasure)
     } else {
         remove_tree(directory, erasure)
@@ -73,7 +75,15 @@ fn remove_tree(directory: &Path, erasure: &mut Erasure) -> io::Result<()> {
     }
 }
 
-/// Deletes the replica's files in a directory that somebody else made; whatever else lies there stays, and so does the
+/// True if there is anything of the replica to delete: its disk is mounted, or its directory says itself why it cannot be looked at.
+pub(super) fn is_there(replica: &ReplicaRecord) -> bool {
+    match in_order(&replica.directory) {
+        Ok(entries) => entries.iter().any(is_replicas),
+        Err(e) => e.kind() != io::ErrorKind::NotFound,
+    }
+}
+
+/// Deletes the replica's files in a directory that somebody else made, or has given; whatever else lies there stays, and so does the
 /// directory then.
 fn remove_replica_files(directory: &Path, erasure: &mut Erasure) -> io::Result<()> {
     let entries = match in_order(directory) {
@@ -82,23 +92,27 @@ fn remove_replica_files(directory: &Path, erasure: &mut Erasure) -> io::Result<(
     };
     let mut left = false;
     for entry in entries {
-        let name = entry.file_name();
-        if name == "engine" && entry.file_type()?.is_dir() {
-            erasure.tree(&entry.path())?;
-        } else if is_replica_file(&name.to_string_lossy()) {
-            erasure.file(&entry.path())?;
-        } else {
-            left = true;
+        match is_replicas(&entry) {
+            true if entry.file_type()?.is_dir() => erasure.tree(&entry.path())?,
+            true => erasure.file(&entry.path())?,
+            false => left = true,
         }
     }
     sync_dir(directory)?;
     if left { Ok(()) } else { remove_tree(directory, erasure) }
 }
 
+/// True of what a replica makes in its directory.
+fn is_replicas(entry: &DirEntry) -> bool {
+    let (name, is_dir) = (entry.file_name(), entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    if is_dir { name == "engine" } else { is_replica_file(&name.to_string_lossy()) }
+}
+
 /// Longhorn's files: volume.meta, layers, what belongs to them, and what an interrupted change left.
 fn is_replica_file(name: &str) -> bool {
     let layer = ["volume-head-", "volume-snap-", "volume-delta-"].iter().any(|kind| name.starts_with(kind));
-    layer && name.contains(".img") || matches!(name, "revision.counter" | "volume.meta" | "volume.meta.tmp")
+    let meta = name.strip_prefix("volume.meta");
+    layer && name.contains(".img") || matches!(meta, Some("" | ".new" | ".tmp")) || name == "revision.counter"
 }
 
 #[cfg(test)]
@@ -133,6 +147,7 @@ mod tests {
             "revision.counter",
             "volume.meta",
             "volume.meta.tmp",
+            "volume.meta.new",
             "volume-head-000.img",
             "volume-head-000.img.meta",
             "volume-snap-a.img.checksum",

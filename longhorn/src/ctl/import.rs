@@ -57,8 +57,10 @@ pub(super) async fn run(context: &Context, mut record: VolumeRecord, directories
     }
     let named: Vec<PathBuf> = record.replicas.iter().map(|replica| replica.directory.clone()).collect();
     same_backing::check(&named)?;
+    let taken = place::take(root, named.iter().map(PathBuf::as_path), what_to_do)?;
     let held = interrupt::hold();
     record.create(root)?;
+    drop(taken);
     interrupt::leaves(format!("volume {volume} is made: `longhornctl up {volume}` starts it"));
     held.let_go();
     match context.output {

@@ -20,6 +20,7 @@ use super::args::Output;
 use super::manager::Manager;
 use super::observe::{ReplicaView, observe};
 use super::output::{counted, print, print_json};
+use super::remove::tell_left;
 use super::{delete, engine, interrupt, lock, place, room, start};
 use crate::daemon::keep_from_others;
 use crate::progress::Progress;
@@ -49,16 +50,24 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
     let (lock, mut record) = lock::volume(root, volume)?;
     let mut engine = connect(root, volume).await?;
     note_who_has_learnt(root, &mut record).await?;
+    let is_given = directory.is_some();
     let replica = new_replica(root, &mut record, directory)?;
     room::check_replica(&replica.directory)?;
     room::check_root(root).with_context(|| format!("volume {volume} does not take another replica"))?;
     let mut manager = Manager::ensure(root).await?;
     keep_from_others();
+    let given = is_given.then_some(replica.directory.as_path());
+    let taken = place::take(root, given, another)?;
     // The record has a replica that the engine knows, or has it no more.
     let held = interrupt::hold();
     record.store(root)?;
+    drop(taken);
+    let not_taken = |e: anyhow::Error| e.context(format!("volume {volume} does not take another replica"));
+    if let Err(refused) = make_directory(root, &record, &replica).map_err(not_taken) {
+        // What is there somebody else has put there since it was looked at: it stays.
+        return Err(left(refused, strike(root, &mut record, &replica)));
+    }
     let begun = async {
-        make_directory(root, &record, &replica)?;
         manager.create(&replica.name, start::replica_args(root, &record, &replica).command_line()).await?;
         let opening = start::wait_for_new_replica(root, &record, &replica, &mut manager);
         // One that takes longer, or whose command is interrupted, is the engine's to wait for.
@@ -78,12 +87,8 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
             added => added.map(drop).map_err(anyhow::Error::from),
         }
     };
-    if let Err(refused) = begun.await {
-        let refused = refused.context(format!("volume {volume} does not take another replica"));
-        return Err(match take_back(root, &mut record, &replica).await {
-            Ok(()) => refused,
-            Err(left) => refused.context(format!("(and it could not be taken back: {})", sentence(&left))),
-        });
+    if let Err(refused) = begun.await.map_err(not_taken) {
+        return Err(left(refused, take_back(root, &mut record, &replica).await));
     }
     held.let_go();
     drop(lock);
@@ -96,9 +101,20 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
     told(context, &record, &replica.name, &format!("{volume} has {} replicas", record.replicas.len())).await
 }
 
+/// Why a replica was not added, and what is left of it.
+fn left(refused: anyhow::Error, taken_back: Result<()>) -> anyhow::Error {
+    match taken_back {
+        Ok(()) => refused,
+        Err(left) => refused.context(format!("(and it could not be taken back: {})", sentence(&left))),
+    }
+}
+
 /// Makes the directory of a replica whose volume stands on a backing file, as imported ones may, on the same file, since what lies below
 /// all layers comes over with no copy; and that of one which is to lie elsewhere, whose process makes none. Any other one is made by its
 /// process.
+///
+/// # Errors
+/// It was not made: nothing of it is there.
 fn make_directory(root: &Root, record: &VolumeRecord, replica: &ReplicaRecord) -> Result<()> {
     let others =
         record.replicas.iter().filter(|other| other.name != replica.name && other.directory.exists());
@@ -118,7 +134,12 @@ fn make_directory(root: &Root, record: &VolumeRecord, replica: &ReplicaRecord) -
     let directory = &replica.directory;
     fs::create_dir_all(directory.parent().unwrap_or(directory))?;
     let (mut made, mut store) = Directory::create(directory, &options)?;
-    made.close_clean(store.close()).with_context(|| directory.display().to_string())
+    let closed = made.close_clean(store.close());
+    drop(made);
+    if closed.is_err() {
+        delete::replica(root, replica)?;
+    }
+    closed.with_context(|| directory.display().to_string())
 }
 
 /// A replica that has come in sync is one like any other: with it a majority is of two, and it may get a third one. Until that is
@@ -148,7 +169,7 @@ async fn note_who_has_learnt(root: &Root, record: &mut VolumeRecord) -> Result<(
 fn new_replica(root: &Root, record: &mut VolumeRecord, directory: Option<PathBuf>) -> Result<ReplicaRecord> {
     let directory = directory.map(|directory| empty_directory(&directory)).transpose()?;
     if let Some(directory) = &directory {
-        place::check_apart(root, directory, |_| "choose another one".to_owned())?;
+        place::check_apart(root, directory, another)?;
     }
     record.add_replica(root)?;
     let learner = record.quorum == Quorum::Majority && record.replicas.len() == 2;
@@ -158,6 +179,10 @@ fn new_replica(root: &Root, record: &mut VolumeRecord, directory: Option<PathBuf
         replica.directory = directory;
     }
     Ok(replica.clone())
+}
+
+fn another(_: &str) -> String {
+    "choose another one".to_owned()
 }
 
 /// A place for a replica: a directory that is empty, or is not there while its parent is.
@@ -187,6 +212,10 @@ async fn take_back(root: &Root, record: &mut VolumeRecord, replica: &ReplicaReco
     let mut manager = Manager::ensure(root).await?;
     manager.end(std::slice::from_ref(&replica.name)).await?;
     delete::replica(root, replica)?;
+    strike(root, record, replica)
+}
+
+fn strike(root: &Root, record: &mut VolumeRecord, replica: &ReplicaRecord) -> Result<()> {
     record.replicas.retain(|r| r.name != replica.name);
     Ok(record.store(root)?)
 }
@@ -255,12 +284,17 @@ pub(super) async fn remove(context: &Context, volume: &str, name: &str) -> Resul
         Err(refused) => return Err(refused).with_context(|| format!("replica {name} stays")),
         Ok(_) => {}
     }
+    let is_away = !start::is_below(root, &replica) && !delete::is_there(&replica);
     take_back(root, &mut record, &replica).await?;
+    if is_away {
+        tell_left(name, &replica.directory);
+    }
     if context.output == Output::Json {
         return print_json(&observe(root, &record).await?.replicas);
     }
     let left = counted(record.replicas.len(), "replica");
-    tell!("{volume} has {left}; the data of {name} is deleted");
+    let deleted = if is_away { String::new() } else { format!("; the data of {name} is deleted") };
+    tell!("{volume} has {left}{deleted}");
     Ok(())
 }
 

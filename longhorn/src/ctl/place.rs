@@ -1,9 +1,54 @@
 //! Where a replica's directory may lie: apart from all others, and from what else a root has. Whoever deletes one deletes what is in it.
 
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use control::host::{Root, VolumeRecord};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+
+/// How long another command may be about to take a place, for which it reads all records and stores one.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Between two tries.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// Places that no other command of the root takes, as long as this lives.
+#[derive(Debug)]
+pub(super) struct Taken {
+    _lock: Flock<File>,
+}
+
+/// Takes places until a record names them. A volume's lock keeps commands of that volume apart; who looks for another one at the same
+/// moment finds a place free as well, and one directory would be two volumes'. Refuses as [`check_apart`].
+pub(super) fn take<'a>(
+    root: &Root,
+    directories: impl IntoIterator<Item = &'a Path>,
+    same: fn(&str) -> String,
+) -> Result<Taken> {
+    let path = root.run().join("places.lock");
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let mut file = file.with_context(|| path.display().to_string())?;
+    let deadline = Instant::now() + PATIENCE;
+    let lock = loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => break lock,
+            Err((back, Errno::EWOULDBLOCK)) if Instant::now() < deadline => file = back,
+            Err((_, Errno::EWOULDBLOCK)) => {
+                bail!(
+                    "another command is taking a directory for a replica: wait until it is done, then try again"
+                )
+            }
+            Err((_, e)) => return Err(e).with_context(|| path.display().to_string()),
+        }
+        std::thread::sleep(AGAIN);
+    };
+    directories.into_iter().try_for_each(|directory| check_apart(root, directory, same))?;
+    Ok(Taken { _lock: lock })
+}
 
 /// Refuses a directory, given without symbolic links, that has a replica's of this root inside, lies inside of one, or in the root beside
 /// its replicas. `same`: what to do where it is a replica's itself, whose volume is named.

@@ -47,7 +47,6 @@ pub(super) fn run(context: &Context, volume: &str) -> Result<()> {
         bail!("volume {volume} is up: stop it first with `longhornctl down {volume}`");
     }
     LiveDirs::default().check_free(volume, root)?;
-    record.note_down(root)?;
     if record.state == VolumeState::Ready
         && let Some(view) = untouched(root, &record)?
     {
@@ -57,7 +56,8 @@ pub(super) fn run(context: &Context, volume: &str) -> Result<()> {
     if record.state == VolumeState::Ready {
         record.releasing = members(root, &record)?;
         let prepared = prepare(&record)?;
-        // From here on there is only the way forward.
+        // From here on there is only the way forward. What was refused before is a volume that is to be up, if it was.
+        record.note_down(root)?;
         record.state = VolumeState::Releasing;
         record.store(root)?;
         carry_out(prepared)?;

@@ -4,13 +4,14 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use control::host::{Root, VolumeRecord, VolumeState};
+use control::host::{VolumeRecord, VolumeState};
 use serde::Serialize;
 
 use super::args::Output;
 use super::erase::Alone;
 use super::observe::has_processes;
 use super::output::print_json;
+use super::start::is_below;
 use super::{Context, damaged, delete, interrupt, lock};
 use crate::tell::tell;
 
@@ -18,10 +19,10 @@ use crate::tell::tell;
 #[derive(Debug, Serialize)]
 struct RemovedView<'a> {
     volume: &'a str,
-    /// The replicas' directories; of an imported one that held other files too, those stay.
+    /// The replicas' directories; of one that somebody has given, other files stay.
     removed: Vec<&'a PathBuf>,
-    /// What stays: directories that were not there, as of a disk that is not mounted; of a volume whose record could not be read those
-    /// below the root that have its name.
+    /// What stays: directories in which nothing of the replica was, as of a disk that is not mounted; of a volume whose record could not
+    /// be read those below the root that have its name.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     left: Vec<PathBuf>,
 }
@@ -47,7 +48,9 @@ pub(super) fn run(context: &Context, volume: &str, yes: bool) -> Result<()> {
     record.state = VolumeState::Removing;
     record.store(root)?;
     let (left, removed): (Vec<_>, Vec<_>) =
-        directories.iter().partition(|directory| is_elsewhere(root, directory) && !directory.exists());
+        record.replicas.iter().partition(|replica| !is_below(root, replica) && !delete::is_there(replica));
+    let [left, removed] =
+        [left, removed].map(|all| all.into_iter().map(|r| &r.directory).collect::<Vec<_>>());
     delete::erase_all(root, &record)?;
     drop(alone);
     if context.output == Output::Json {
@@ -55,17 +58,17 @@ pub(super) fn run(context: &Context, volume: &str, yes: bool) -> Result<()> {
     }
     tell!("{volume} and its data are deleted");
     for directory in left {
-        tell!(
-            "{} was not there: if it is on a disk that is not mounted, what that holds of {volume} stays until you delete it",
-            directory.display()
-        );
+        tell_left(volume, directory);
     }
     Ok(())
 }
 
-/// True of a replica that was given a place of its own, perhaps on a disk of its own.
-fn is_elsewhere(root: &Root, directory: &Path) -> bool {
-    !directory.starts_with(root.replicas())
+/// Nobody is to believe that what could not be found is deleted.
+pub(super) fn tell_left(name: &str, directory: &Path) {
+    tell!(
+        "nothing of {name} was in {}: if that is on a disk that is not mounted, what it holds stays until you delete it",
+        directory.display()
+    );
 }
 
 /// Forgets a volume whose record cannot be read. Which directories are its replicas' only the record knew: those that may be stay,
