@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use control::host::Root;
 use control::manager::{REPLACE_SIGNAL_NAME, STOP_PATIENCE, is_there, process_of};
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
@@ -48,13 +48,7 @@ impl Manager {
                 let mut client = ProcessManagerServiceClient::new(channel);
                 // One that is stopped or stuck accepts connections, and would be waited for without a word.
                 match tokio::time::timeout(ANSWER_PATIENCE, client.version_get(())).await {
-                    Err(_) => bail!(
-                        "the instance manager of {} does not answer: {} may say why; volumes go on without it, and \
-                         once its process{} is killed the next command starts another",
-                        root.path().display(),
-                        root.log(MANAGER_LOG).display(),
-                        process_of(root).map_or_else(String::new, |pid| format!(" ({pid})"))
-                    ),
+                    Err(_) => Err(silent(root)),
                     // It ended just now.
                     Ok(Err(status)) if is_gone(&status) => Ok(None),
                     Ok(Err(status)) => Err(status.into()),
@@ -64,6 +58,8 @@ impl Manager {
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
                 Ok(None)
             }
+            // So many have asked before, and wait.
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Err(silent(root)),
             Err(e) => Err(e).with_context(|| root.manager_socket().display().to_string()),
         }
     }
@@ -142,6 +138,17 @@ impl Manager {
             tokio::time::sleep(LOOK).await;
         }
     }
+}
+
+/// What can be done about a manager that is there and does not answer.
+fn silent(root: &Root) -> anyhow::Error {
+    anyhow!(
+        "the instance manager of {} does not answer: {} may say why; volumes go on without it, and once its process{} is killed the \
+         next command starts another",
+        root.path().display(),
+        root.log(MANAGER_LOG).display(),
+        process_of(root).map_or_else(String::new, |pid| format!(" ({pid})"))
+    )
 }
 
 /// The log that a manager started here writes.

@@ -13,6 +13,8 @@ use control::proto::ptypes;
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use lh_block::Epoch;
 use replica::store::survey;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::Serialize;
 use tonic::transport::Channel;
 
@@ -351,9 +353,13 @@ fn insecure<'a>(
     named
 }
 
-/// True if somebody would start the root's processes again.
+/// True if somebody would start the root's processes again: one who hangs, too, with whom the system keeps only so many waiting. Who
+/// only looks is no more of them, and goes on.
 fn has_manager(root: &Root) -> bool {
-    std::os::unix::net::UnixStream::connect(root.manager_socket()).is_ok()
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let asked = SocketAddrUnix::new(root.manager_socket())
+        .and_then(|at| connect(socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?, &at));
+    matches!(asked, Ok(()) | Err(Errno::AGAIN))
 }
 
 fn state_of(process: Option<&ProcessRecord>, engine: Option<&EngineView>) -> &'static str {
@@ -490,6 +496,27 @@ mod tests {
     use replica::store::{CreateOptions, Directory};
 
     use super::*;
+
+    /// Whoever waits with it for an answer waits as long as it hangs.
+    #[tokio::test]
+    async fn a_manager_with_whom_too_many_wait_is_there_and_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path()).unwrap();
+        root.create().unwrap();
+        assert!(!has_manager(&root));
+        let at = SocketAddrUnix::new(root.manager_socket()).unwrap();
+        let listener =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&listener, &at).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let _waits = std::os::unix::net::UnixStream::connect(root.manager_socket()).unwrap();
+        let (told, heard) = std::sync::mpsc::channel();
+        let same = root.clone();
+        std::thread::spawn(move || told.send(has_manager(&same)));
+        assert_eq!(heard.recv_timeout(Duration::from_secs(10)), Ok(true));
+        let refused = super::super::manager::Manager::find(&root).await.unwrap_err().to_string();
+        assert!(refused.contains("does not answer") && refused.contains("is killed"), "{refused}");
+    }
 
     fn replica(mode: &'static str) -> ReplicaView {
         ReplicaView {
