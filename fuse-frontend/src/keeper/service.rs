@@ -456,7 +456,8 @@ impl Service {
     fn stop(&self, stream: &Arc<UnixStream>, request: &Message) -> Result<Message, Refusal> {
         let force = request.get("force") == Some("1");
         let mut state = self.lock();
-        let engine = state.engine.as_ref();
+        let before = state.engine.clone();
+        let engine = before.as_ref();
         let is_engine = engine.is_some_and(|engine| Arc::ptr_eq(engine, stream));
         if !is_engine && engine.is_some_and(|engine| !is_closed(engine)) {
             return Err(refuse(kind::BUSY, "an engine serves the volume: stop that"));
@@ -478,15 +479,24 @@ impl Service {
         while matches!(state.device, Loop::Binding) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        if let Loop::Bound(device) = state.device {
+        check_engine(&state, before.as_ref())?;
+        let bound = match state.device {
+            Loop::Bound(device) => Some(device),
+            Loop::Absent | Loop::Binding => None,
+        };
+        if let Some(device) = bound {
             drop(state);
             match request.get("abandon") == Some("1") {
-                true => self.abandon(&connection, device)?,
+                true => Self::abandon(&connection, device)?,
                 false => self.unbind(&connection, device)?,
             }
             state = self.lock();
-            state.device = Loop::Absent;
         }
+        check_engine(&state, before.as_ref())?;
+        if let Some(device) = bound {
+            self.remove_node(device);
+        }
+        state.device = Loop::Absent;
         state.ending = true;
         connection.unmount();
         Ok(Message::new("ok"))
@@ -504,11 +514,9 @@ impl Service {
         }
     }
 
-    fn abandon(&self, connection: &Connection, device: LoopDevice) -> Result<(), Refusal> {
+    fn abandon(connection: &Connection, device: LoopDevice) -> Result<(), Refusal> {
         apart(connection, || device.clear_at_last_close())
-            .map_err(|e| refuse(kind::SYSTEM, format!("cannot unbind {}: {e}", device.path().display())))?;
-        self.remove_node(device);
-        Ok(())
+            .map_err(|e| refuse(kind::SYSTEM, format!("cannot unbind {}: {e}", device.path().display())))
     }
 
     fn remove_node(&self, device: LoopDevice) {
@@ -524,8 +532,14 @@ impl Service {
             ClearError::Io(e) => {
                 refuse(kind::SYSTEM, format!("cannot unbind {}: {e}", device.path().display()))
             }
-        })?;
-        self.remove_node(device);
-        Ok(())
+        })
     }
+}
+
+/// Nothing ends under an engine that has come since this one was there, or none.
+fn check_engine(state: &State, before: Option<&Arc<UnixStream>>) -> Result<(), Refusal> {
+    if state.engine.as_ref().map(Arc::as_ptr) == before.map(Arc::as_ptr) {
+        return Ok(());
+    }
+    Err(refuse(kind::BUSY, "another engine has come for the volume meanwhile: stop that"))
 }
