@@ -327,6 +327,38 @@ fn a_device_that_somebody_else_has_unbound_is_bound_again_and_its_number_left_to
     }
 }
 
+/// Asking for a size may wait for another volume's engine, and what somebody has bound keeps the size that they have given it.
+#[test]
+fn a_number_that_is_anothers_by_now_does_not_grow() {
+    if skip("a_number_that_is_anothers_by_now_does_not_grow", &["losetup"]) {
+        return;
+    }
+    let mut rig = Rig::start("anothers", 16 * MIB, 512, true);
+    let first = rig.info();
+    let device = first.device().unwrap().to_str().unwrap().to_owned();
+    run(&["losetup", "-d", &device]);
+    wait_until("the device is gone", || sequence(Path::new(&device)) != first.loop_sequence);
+    let path = rig.path("another");
+    let file = fs::File::create(&path).unwrap();
+    file.set_len(MIB).unwrap();
+    // Unless a third one was faster.
+    let bound = Command::new("losetup").args([&device, &path]).status().unwrap().success();
+    file.set_len(2 * MIB).unwrap();
+    let sectors = |device: &Path| {
+        let name = device.file_name().unwrap().to_str().unwrap();
+        fs::read_to_string(format!("/sys/block/{name}/size")).unwrap().trim().parse::<u64>().unwrap()
+    };
+    assert_eq!(rig.server().order(&format!("resize {}", 32 * MIB)), "resized");
+    let theirs = sectors(Path::new(&device));
+    assert_eq!(rig.server().order("look"), "bound true");
+    assert_eq!(sectors(&rig.info().device().unwrap()), 32 * MIB / 512, "the next one has the size");
+    rig.stop();
+    if bound {
+        run(&["losetup", "-d", &device]);
+        assert_eq!(theirs, MIB / 512);
+    }
+}
+
 /// Ends a connection that nobody else could end any more, if its test has not been through in time.
 struct Rescue(Option<u64>);
 
@@ -457,6 +489,34 @@ fn without_an_engine_only_force_ends_the_device() {
         wait_until("the device is not in use", || keeper.stop_by_force().is_ok());
     }
     assert!(!rig.node.exists());
+}
+
+#[test]
+fn the_keeper_does_not_end_under_an_engine_that_comes_while_the_device_is_taken_away() {
+    let test = "the_keeper_does_not_end_under_an_engine_that_comes_while_the_device_is_taken_away";
+    if skip(test, &[]) {
+        return;
+    }
+    let mut rig = Rig::start("taken", 16 * MIB, 512, true);
+    let first = rig.info();
+    let held = fs::File::open(&rig.node).unwrap();
+    rig.server().kill();
+    let mut keeper = Keeper::connect(&rig.socket).unwrap();
+    let stop = std::thread::spawn(move || keeper.stop_by_force());
+    wait_until("the connection has ended", || fs::read(&rig.node).is_err());
+    // A device in use is tried again and again for a second.
+    rig.serve();
+    drop(held);
+    let refusal = stop.join().unwrap().unwrap_err();
+    match refusal {
+        KeeperError::Busy(text) => assert!(text.contains("another engine"), "{text}"),
+        KeeperError::InUse(_) => println!("the engine took longer than that"),
+        other => panic!("{other:?}"),
+    }
+    let (second, engine) = (rig.info(), rig.server().child.id());
+    assert_eq!((second.pid, second.engine), (first.pid, i32::try_from(engine).ok()));
+    assert_eq!(read_all(&rig).len(), 16 << 20);
+    rig.stop();
 }
 
 /// A connection's number is free when it has ended, and given to the next one.

@@ -80,24 +80,21 @@ impl LoopDevice {
         PathBuf::from(format!("/sys/block/loop{}", self.number))
     }
 
-    /// Takes the file's new size over. The server is asked for it.
+    /// Takes the file's new size over. The server is asked for it. Of a device that somebody else has unbound nothing has to grow: the
+    /// one that is bound next has the size, and who has the number by now is left alone.
     pub(super) fn grow(self) -> io::Result<()> {
-        loops::set_capacity(self.open()?.as_fd())
+        match self.open_bound()? {
+            Some(device) => loops::set_capacity(device.as_fd()),
+            None => Ok(()),
+        }
     }
 
     /// Unbinds the device, if nobody else has it open.
     pub(super) fn clear(self, name: &str) -> Result<(), ClearError> {
         self.clear_at_last_close().map_err(ClearError::Io)?;
-        if !self.is_bound() {
-            return Ok(());
-        }
-        // Others have it open, and the driver would unbind it under their successors.
-        let device = self.open().map_err(ClearError::Io)?;
-        // They may have closed it in between, and whoever has bound the number since keeps what they have set. While it is open
-        // here it stays as it is.
-        if !self.is_bound() {
-            return Ok(());
-        }
+        // Others have it open, and the driver would unbind it under their successors. They may have closed it in between, and whoever
+        // has bound the number since keeps what they have set.
+        let Some(device) = self.open_bound().map_err(ClearError::Io)? else { return Ok(()) };
         match loops::keep_after_last_close(device.as_fd(), name) {
             Ok(()) => Err(ClearError::InUse),
             Err(_) if !self.is_bound() => Ok(()),
@@ -117,14 +114,7 @@ impl LoopDevice {
     }
 
     fn unbind_at_last_close(self) -> io::Result<()> {
-        if !self.is_bound() {
-            return Ok(());
-        }
-        // While it is open nobody else binds it anew.
-        let device = self.open()?;
-        if !self.is_bound() {
-            return Ok(());
-        }
+        let Some(device) = self.open_bound()? else { return Ok(()) };
         match loops::clear(device.as_fd()) {
             // Unbound in between.
             Err(e) if e.raw_os_error() == Some(nix::errno::Errno::ENXIO as i32) => Ok(()),
@@ -140,6 +130,15 @@ impl LoopDevice {
             opened => opened?,
         };
         if self.sys().join("loop").exists() { Ok(()) } else { remove_partitions(device.as_fd()) }
+    }
+
+    /// The device, if it is bound as it was. While it is open here nobody else binds it anew.
+    fn open_bound(self) -> io::Result<Option<File>> {
+        if !self.is_bound() {
+            return Ok(None);
+        }
+        let device = self.open()?;
+        Ok(self.is_bound().then_some(device))
     }
 
     fn open(self) -> io::Result<File> {
