@@ -86,6 +86,11 @@ fn open_by_numbers(
 ) -> io::Result<File> {
     let path = format!("/dev/.longhorn-ublk{device}-{}", std::process::id());
     let path = Path::new(&path);
+    // One that was killed here has left it, and in a container the next one has the same number.
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
     mknod(path, kind, Mode::S_IRUSR | Mode::S_IWUSR, makedev(major.into(), minor.into()))?;
     let opened = open(path);
     // A node left behind names a device that root alone may open.
@@ -128,6 +133,10 @@ mod tests {
             println!("SKIP a_disk_without_a_node_is_opened_by_its_numbers: needs root, and the loop driver");
             return;
         }
+        // One before was killed in the midst of it.
+        let ours = format!("-{}", std::process::id());
+        let left = format!("/dev/.longhorn-ublk{}{ours}", u32::MAX);
+        mknod(Path::new(&left), SFlag::S_IFBLK, Mode::S_IRUSR, makedev(7, 1)).unwrap();
         // There is no ublk device of that number, and so no node.
         match open_exclusively(u32::MAX, 7, 0) {
             Ok(_) => {}
@@ -135,7 +144,6 @@ mod tests {
             Err(e) => assert_eq!(e.kind(), io::ErrorKind::ResourceBusy, "{e}"),
         }
         let left = fs::read_dir("/dev").unwrap().filter_map(Result::ok).map(|entry| entry.file_name());
-        let ours = format!("-{}", std::process::id());
         assert!(!left.into_iter().any(|name| {
             let name = name.to_string_lossy();
             name.starts_with(".longhorn-ublk") && name.ends_with(&ours)
