@@ -381,3 +381,33 @@ async fn what_is_not_whole_is_shown_to_nobody() {
     host.remove(&new);
     host.remove(&old);
 }
+
+/// Its writes wait for the replica, and who ends the volume does not wait for them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_whose_replica_stands_still_under_a_clone_is_stopped() {
+    let Some(host) = Host::new() else { return };
+    let name = |word: &str| format!("test-{}-{word}", std::process::id());
+    let (old, new) = (name("so"), name("sn"));
+    source(&host, &old, 256, "1");
+    let proxy = Proxy::of(&host).await;
+    let filled = RefCell::new(String::new());
+    let make = |name: &str| {
+        host.up(name, "256MiB", "1", "none");
+        filled.replace(name.to_owned());
+    };
+    let stop = |_: &str| {
+        let volume = filled.borrow();
+        let replica = host.status(&volume)["replicas"][0]["pid"].as_i64().unwrap();
+        kill(Pid::from_raw(i32::try_from(replica).unwrap()), Signal::SIGSTOP).unwrap();
+        let began = Instant::now();
+        let done = Command::new(CTL).arg("--root").arg(host.path()).args(["down", &volume]).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(said.contains("is down, but not flushed"), "{said}");
+        assert!(began.elapsed() < PATIENCE, "it has waited for the clone");
+    };
+    let (new, cloned) = proxy.clone_with(&host, [&new, &old], true, make, stop).await;
+    cloned.unwrap_err();
+    assert_eq!(host.status(&new)["state"], "detached");
+    host.ctl(&["rm", &new, "--yes"]);
+    host.remove(&old);
+}

@@ -110,9 +110,15 @@ impl Cloning {
         }
     }
 
-    /// Ends it, whole or not, and waits for its end: as long as an answer of the other volume's replica may take.
-    pub(super) fn end(self) {
+    /// Has it end, whole or not.
+    pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
+    }
+
+    /// Waits for its end: as long as an answer of the other volume's replica may take. What it has written is answered only by
+    /// replicas, or once there are none any more for this volume.
+    pub(super) fn end(self) {
+        self.stop();
         if self.thread.join().is_err() {
             tracing::error!("the thread of a clone has panicked");
         }

@@ -494,10 +494,11 @@ impl Life {
 
     /// Flushes, closes the replicas, ends the queues.
     fn shut_down(mut self, answer: Option<Reply>) -> Result<()> {
-        if let Some(cloning) = self.cloning.take() {
-            cloning.end();
-        }
+        // Not waited for yet: its writes may wait for a replica that stands still.
+        let cloning = self.cloning.take();
+        cloning.iter().for_each(Cloning::stop);
         let done = self.close_replicas();
+        cloning.into_iter().for_each(Cloning::end);
         self.queues.end();
         let _ = answer.map(|answer| answer.send(done.clone()));
         // Who asked for the end once more, perhaps because the first one's command was broken off, hears the same.
