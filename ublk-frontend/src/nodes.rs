@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use nix::sys::stat::{Mode, SFlag, makedev, mknod, stat};
 
 /// Where the kernel lists the devices.
 const CLASS: &str = "/sys/class/ublk-char";
@@ -55,7 +55,7 @@ pub(crate) fn open(device: u32, major: u32, minor: u32, deadline: Instant) -> io
     let path = Path::new(&path);
     let udev = Instant::now() + UDEV;
     loop {
-        let opened = match open_node(path) {
+        let opened = match open_own(path, SFlag::S_IFCHR, (major, minor), open_node) {
             Err(e) if e.kind() == io::ErrorKind::NotFound && Instant::now() > udev => {
                 open_by_numbers(device, SFlag::S_IFCHR, (major, minor), open_node)
             }
@@ -70,6 +70,23 @@ pub(crate) fn open(device: u32, major: u32, minor: u32, deadline: Instant) -> io
 
 fn waits(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ResourceBusy)
+}
+
+/// Opens a device's node. One of the same name that is another device's is none: a container that is given the host's nodes when it
+/// starts keeps them, and a disk's numbers go to any disk that comes after it.
+fn open_own(
+    path: &Path,
+    kind: SFlag,
+    (major, minor): (u32, u32),
+    open: fn(&Path) -> io::Result<File>,
+) -> io::Result<File> {
+    let found = stat(path)?;
+    let is_kind = SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT == kind;
+    if is_kind && found.st_rdev == makedev(major.into(), minor.into()) {
+        open(path)
+    } else {
+        Err(io::ErrorKind::NotFound.into())
+    }
 }
 
 fn open_node(path: &Path) -> io::Result<File> {
@@ -100,7 +117,8 @@ fn open_by_numbers(
 
 /// Opens `/dev/ublkbN` as its only user; `EBUSY` if it is mounted or part of another device.
 pub(crate) fn open_exclusively(device: u32, major: u32, minor: u32) -> io::Result<File> {
-    match open_disk(Path::new(&format!("/dev/ublkb{device}"))) {
+    let path = format!("/dev/ublkb{device}");
+    match open_own(Path::new(&path), SFlag::S_IFBLK, (major, minor), open_disk) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             open_by_numbers(device, SFlag::S_IFBLK, (major, minor), open_disk)
         }
@@ -128,23 +146,35 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_without_a_node_is_opened_by_its_numbers() {
+    fn a_disk_without_a_node_or_with_anothers_is_opened_by_its_numbers() {
+        use std::os::unix::fs::MetadataExt;
+
+        let test = "a_disk_without_a_node_or_with_anothers_is_opened_by_its_numbers";
         if !nix::unistd::geteuid().is_root() || !Path::new("/sys/block/loop0").exists() {
-            println!("SKIP a_disk_without_a_node_is_opened_by_its_numbers: needs root, and the loop driver");
+            println!("SKIP {test}: needs root, and the loop driver");
             return;
         }
+        // There is no ublk device of that number, and so no node.
+        let number = u32::MAX;
+        let mode = Mode::S_IRUSR;
         // One before was killed in the midst of it.
         let ours = format!("-{}", std::process::id());
-        let left = format!("/dev/.longhorn-ublk{}{ours}", u32::MAX);
-        mknod(Path::new(&left), SFlag::S_IFBLK, Mode::S_IRUSR, makedev(7, 1)).unwrap();
-        // There is no ublk device of that number, and so no node.
-        match open_exclusively(u32::MAX, 7, 0) {
-            Ok(_) => {}
-            // Another test may have it for itself.
-            Err(e) => assert_eq!(e.kind(), io::ErrorKind::ResourceBusy, "{e}"),
+        let left = format!("/dev/.longhorn-ublk{number}{ours}");
+        mknod(Path::new(&left), SFlag::S_IFBLK, mode, makedev(7, 1)).unwrap();
+        let anothers = format!("/dev/ublkb{number}");
+        for _ in 0..2 {
+            match open_exclusively(number, 7, 0) {
+                Ok(disk) => assert_eq!(disk.metadata().unwrap().rdev(), makedev(7, 0)),
+                // Another test may have it for itself.
+                Err(e) => assert_eq!(e.kind(), io::ErrorKind::ResourceBusy, "{e}"),
+            }
+            // /dev/null, which cannot be opened as a disk, and is none.
+            let _ = fs::remove_file(&anothers);
+            mknod(Path::new(&anothers), SFlag::S_IFCHR, mode, makedev(1, 3)).unwrap();
         }
-        let left = fs::read_dir("/dev").unwrap().filter_map(Result::ok).map(|entry| entry.file_name());
-        assert!(!left.into_iter().any(|name| {
+        fs::remove_file(&anothers).unwrap();
+        let nodes = fs::read_dir("/dev").unwrap().filter_map(Result::ok).map(|entry| entry.file_name());
+        assert!(!nodes.into_iter().any(|name| {
             let name = name.to_string_lossy();
             name.starts_with(".longhorn-ublk") && name.ends_with(&ours)
         }));
