@@ -48,12 +48,44 @@ fn kind_in(mounted: &Path, disk: &Path) -> Option<&'static str> {
     KINDS.into_iter().find(|kind| mounted.join(kind).join(disk).is_dir())
 }
 
-/// The first mount of the device in a mount table.
+/// The first mount of the device in a mount table that its path leads to. Where something is mounted over it, or over a folder above it,
+/// the path leads there.
 fn mount_in(table: &[u8], device: (u32, u32)) -> Option<PathBuf> {
     let number = format!("{}:{}", device.0, device.1);
-    let mut lines = table.split(|byte| *byte == b'\n').map(|line| line.split(|byte| *byte == b' '));
-    let mut line = lines.find(|line| line.clone().nth(2) == Some(number.as_bytes()))?;
-    line.nth(4).map(unescaped)
+    let mounts: Vec<Mount<'_>> = table.split(|byte| *byte == b'\n').filter_map(Mount::of).collect();
+    let is_seen = |mount: &&Mount<'_>| {
+        let below = |m: &&Mount<'_>| mounts.iter().find(|other| other.id == m.parent && m.id != m.parent);
+        let way: Vec<&Mount<'_>> = std::iter::successors(Some(*mount), below).take(mounts.len()).collect();
+        let is_on_it = |other: &Mount<'_>| way.iter().any(|m| m.id == other.id);
+        !mounts.iter().any(|other| !is_on_it(other) && way.iter().any(|m| other.covers(m)))
+    };
+    let mut own = mounts.iter().filter(|mount| mount.device == number.as_bytes());
+    own.find(is_seen).map(|mount| mount.place.clone())
+}
+
+/// A line of the table.
+struct Mount<'a> {
+    id: &'a [u8],
+    /// The mount on which it lies.
+    parent: &'a [u8],
+    device: &'a [u8],
+    place: PathBuf,
+}
+
+impl<'a> Mount<'a> {
+    fn of(line: &'a [u8]) -> Option<Self> {
+        let mut words = line.split(|byte| *byte == b' ');
+        let (id, parent, device) = (words.next()?, words.next()?, words.next()?);
+        Some(Self { id, parent, device, place: words.nth(1).map(unescaped)? })
+    }
+
+    /// It lies on the other one's root; or beside it, on a folder above: that was mounted before, or would lie on this one.
+    fn covers(&self, other: &Self) -> bool {
+        let is_over = self.parent == other.id && self.place == other.place;
+        let is_above =
+            self.parent == other.parent && self.place != other.place && other.place.starts_with(&self.place);
+        is_over || is_above
+    }
 }
 
 /// Spaces and the like are written as three octal digits.
@@ -81,6 +113,32 @@ mod tests {
         assert_eq!(mount_in(table.as_bytes(), (7, 3)), Some(PathBuf::from("/mnt/my data")));
         assert_eq!(mount_in(table.as_bytes(), (7, 4)), None);
         assert_eq!(mount_in(b"", (7, 3)), None);
+    }
+
+    /// Whoever freezes or trims what the path leads to would meet another file system.
+    #[test]
+    fn what_something_is_mounted_over_is_not_taken_for_what_its_path_leads_to() {
+        let volume = "24 1 254:0 / / rw - ext4 /dev/vda rw\n\
+                      90 24 7:3 / /mnt/data rw - ext4 /dev/longhorn/demo rw\n";
+        let over = |line: &str| mount_in(format!("{volume}{line}\n").as_bytes(), (7, 3));
+        let seen = Some(PathBuf::from("/mnt/data"));
+        assert_eq!(over("91 90 0:44 / /mnt/data rw - tmpfs none rw"), None, "over it");
+        assert_eq!(over("91 24 0:44 / /mnt rw - tmpfs none rw"), None, "over the folder above it");
+        assert_eq!(over("91 24 0:44 / /mnt/da rw - tmpfs none rw"), seen, "beside it");
+        assert_eq!(over("91 90 0:44 / /mnt/data/a rw - tmpfs none rw"), seen, "in it");
+        let again =
+            "91 90 0:44 / /mnt/data rw - tmpfs none rw\n92 24 7:3 / /pod rw - ext4 /dev/longhorn/demo rw";
+        assert_eq!(over(again), Some("/pod".into()), "seen elsewhere");
+        let below = "24 1 254:0 / / rw - ext4 /dev/vda rw\n25 24 8:1 / /srv rw - ext4 /dev/sda1 rw\n\
+                     90 25 7:3 / /srv/data rw - ext4 /dev/longhorn/demo rw\n91 25 0:44 / /srv rw - tmpfs none rw\n";
+        assert_eq!(mount_in(below.as_bytes(), (7, 3)), None, "over what it lies on");
+        let early = "1 1 0:1 / / rw - rootfs rootfs rw\n24 1 254:0 / / rw - ext4 /dev/vda rw\n\
+                     90 24 7:3 / /mnt rw - ext4 /dev/longhorn/demo rw\n";
+        assert_eq!(
+            mount_in(early.as_bytes(), (7, 3)),
+            Some("/mnt".into()),
+            "the root over the one before it"
+        );
     }
 
     /// Somebody has bound a folder of his whose name is no text.

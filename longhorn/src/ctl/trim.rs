@@ -62,7 +62,9 @@ async fn on_this_host(context: &Context, record: &VolumeRecord) -> Result<()> {
         );
     };
     let Some(mount_point) = mount_of(device.as_ref())? else {
-        bail!("{device} is not mounted on this host: mount it, or trim it where it is");
+        bail!(
+            "{device} is mounted nowhere on this host that a path leads to: mount it, or trim it where it is"
+        );
     };
     let trimmed = fstrim(&mount_point).await?;
     if !trimmed.status.success() {
