@@ -17,6 +17,9 @@ const REPLICA_PATIENCE: Duration = Duration::from_secs(20);
 /// locked for as long as it is there (`docs/invariants.md`, 2).
 pub(super) const END_PATIENCE: Duration = Duration::from_secs(60);
 
+/// Where a replica is that is reached nowhere, for all that is known: nobody listens there.
+const NOWHERE: &str = "unix:/nowhere/";
+
 /// How soon what was made in the place of something that somebody deleted is heard of.
 const NEWS: Duration = Duration::from_secs(10);
 
@@ -241,13 +244,17 @@ impl Draft<'_> {
         self.tell(true, "Remount", message);
     }
 
-    /// Where each replica is reached. One whose process is away keeps its place: the engine tries again and again.
+    /// Where each replica is reached. One whose process is away keeps its place: the engine tries again and again. Where a majority
+    /// decides, one that may tell epochs has a place though nobody knows where it is: an engine counts those that it is told of, and of
+    /// five that it knew three of it would go on with two.
     fn addresses(&self) -> std::collections::BTreeMap<String, String> {
         let known = || [&self.engine, &self.second].into_iter().flatten().map(|e| &e.replica_address_map);
         let address = |name: &String| {
             let now = self.replica(name).and_then(|r| r.status.as_ref()).map(|s| s.address.clone());
             let before = || known().find_map(|map| map.get(name)).cloned();
-            now.filter(|a| !a.is_empty()).or_else(before).map(|a| (name.clone(), a))
+            let counts = self.o.volume.spec.quorum == Quorum::Majority && self.tells_epochs(name);
+            let away = || counts.then(|| format!("{NOWHERE}{name}"));
+            now.filter(|a| !a.is_empty()).or_else(before).or_else(away).map(|a| (name.clone(), a))
         };
         self.replicas.keys().filter(|name| !self.dropped.contains(*name)).filter_map(address).collect()
     }

@@ -459,3 +459,29 @@ fn nothing_is_begun_anew_beside_replicas_of_which_nobody_heard_that_they_were_wr
     world.attach("");
     assert_eq!(world.nodes(), ["n1", "n2", "n3"], "empty ones would be half of a majority");
 }
+
+/// An engine counts those that it is told of. Seen on paper: of five replicas it was told of three, and went on with two; the next one was
+/// told of three, of which one knew no more than that it was a member.
+#[test]
+fn an_engine_counts_those_too_of_which_nobody_knows_where_they_are() {
+    let spec = VolumeSpec { quorum: Quorum::Majority, number_of_replicas: 5, ..VolumeSpec::default() };
+    let mut world = World::new(spec);
+    let mut node = world.cluster.nodes["n4"].clone();
+    node.zone = "n5".into();
+    world.cluster.nodes.insert("n5".into(), node);
+    world.up.insert("n5".into());
+    world.settle();
+    world.attach("n1");
+    world.attach("");
+    assert_eq!(world.replicas.len(), 5);
+    world.up = ["n1", "n2", "n3"].map(str::to_owned).into();
+    world.attach("n1");
+    world.pass(21);
+    assert_eq!(world.status().state, VolumeState::Attached);
+    assert_eq!((world.first_told.len(), world.engine().spec.replica_address_map.len()), (5, 5));
+    // Once they are back they are where they are.
+    world.up.extend(["n4", "n5"].map(str::to_owned));
+    world.settle();
+    let map = &world.engine().spec.replica_address_map;
+    assert!(map.iter().all(|(name, address)| *address == format!("unix:/{name}")), "{map:?}");
+}
