@@ -99,6 +99,9 @@ impl Draft<'_> {
         let counting = self.replicas.iter().filter(may_count);
         let newest = counting.filter_map(|(_, r)| age(&r.failed_at, self.o.now)).min();
         let newest = newest.unwrap_or_default();
+        if self.status.epoch.is_none() && self.was_outlived(newest) {
+            return;
+        }
         let usable: Vec<String> = self
             .replicas
             .iter()
@@ -124,6 +127,17 @@ impl Draft<'_> {
         self.status.last_auto_salvaged_at.clone_from(&self.now);
         let names = usable.join(", ");
         self.tell(false, "Salvaged", format!("all replicas had failed; these are used again: {names}"));
+    }
+
+    /// True if one that is being deleted held everything when the last of those that stay had failed, so long ago: they may lack what it
+    /// has, which is kept until one of them holds everything (`crate::plan::replica::fate`), and would go if they were used again.
+    fn was_outlived(&self, failed: Duration) -> bool {
+        self.o.replicas.iter().any(|r| {
+            let deleted =
+                r.metadata.deletion_timestamp.as_ref().and_then(|at| age(&written(at.0), self.o.now));
+            let was_sound = !r.spec.healthy_at.is_empty() && r.spec.failed_at.is_empty();
+            was_sound && deleted.is_some_and(|deleted| deleted < failed)
+        })
     }
 
     /// Sets robustness and what follows from it.

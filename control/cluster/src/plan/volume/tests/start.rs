@@ -485,3 +485,33 @@ fn an_engine_counts_those_too_of_which_nobody_knows_where_they_are() {
     let map = &world.engine().spec.replica_address_map;
     assert!(map.iter().all(|(name, address)| *address == format!("unix:/{name}")), "{map:?}");
 }
+
+/// One failed, and the two others were deleted at the same time, each of which was to stay for the other.
+#[test]
+fn what_failed_before_others_were_deleted_is_not_used_again_in_their_place() {
+    for quorum in [Quorum::Majority, Quorum::Unsafe] {
+        let mut world = World::new(VolumeSpec { quorum, ..VolumeSpec::default() });
+        world.settle();
+        world.attach("n1");
+        let behind = world.replica_on("n3");
+        world.cut_off.insert(behind.clone());
+        world.settle();
+        assert!(!world.replicas[&behind].spec.failed_at.is_empty());
+        world.attach("");
+        world.now += SignedDuration::from_secs(5);
+        let deleted: Vec<String> = world.replicas.keys().filter(|name| **name != behind).cloned().collect();
+        for name in &deleted {
+            world.replicas.get_mut(name).unwrap().metadata.deletion_timestamp = Some(world.now.into());
+        }
+        world.now += SignedDuration::from_secs(5);
+        world.cut_off.clear();
+        world.attach("n1");
+        world.pass(600);
+        assert!(!world.replicas[&behind].spec.failed_at.is_empty(), "it lacks what the others hold");
+        assert_eq!(world.status().state, VolumeState::Attaching);
+        // Somebody says that they are gone for good.
+        deleted.iter().for_each(|name| drop(world.replicas.remove(name)));
+        world.settle();
+        assert_eq!(world.status().state, VolumeState::Attached);
+    }
+}
