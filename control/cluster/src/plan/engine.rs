@@ -242,7 +242,10 @@ fn serve(o: &Observed<'_>, view: &EngineView, status: &mut EngineStatus, actions
     status.conditions.set_condition(SERVES, view.up && reason.is_empty(), reason, &view.waiting_for, &now);
     follow_device(view, status, &now, actions);
     follow_loss(view, status, &now, actions);
-    follow_replicas(view, status, &now);
+    // To one that has just taken another one's place all are out until it serves: none has failed for that.
+    if view.up || !goes_on {
+        follow_replicas(view, status, &now);
+    }
     follow_chain(view, status);
     if status.relaying {
         return;
@@ -270,7 +273,13 @@ fn serve(o: &Observed<'_>, view: &EngineView, status: &mut EngineStatus, actions
         Some(address) => *address == r.address || r.mode != ReplicaMode::Error,
         None => false,
     };
-    for replica in view.replicas.iter().filter(|r| !stays(r)) {
+    let (moved, gone): (Vec<&EngineReplica>, Vec<&EngineReplica>) = view
+        .replicas
+        .iter()
+        .filter(|r| !stays(r))
+        .partition(|r| spec.replica_address_map.contains_key(&r.name));
+    // One after the other: until they are taken anew they are no part of its majority.
+    for replica in gone.into_iter().chain(moved.into_iter().take(1)) {
         let (name, address) = (replica.name.clone(), replica.address.clone());
         actions.push(Action::RemoveReplica { name, address });
     }

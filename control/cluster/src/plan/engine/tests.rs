@@ -159,6 +159,28 @@ fn a_replica_that_came_back_elsewhere_is_let_go_and_taken_anew() {
     assert!(without.contains(&add), "{without:?}");
 }
 
+/// Until they are taken anew a majority is one of the others.
+#[test]
+fn replicas_that_came_back_elsewhere_are_let_go_one_after_the_other() {
+    let mut engine = engine("n1", DesireState::Running, &["a", "b", "c"]);
+    for (name, address) in [("b", "tcp:10.0.0.2:10007"), ("c", "tcp:10.0.0.3:10007")] {
+        engine.spec.replica_address_map.insert(name.into(), address.into());
+    }
+    let all = [("a", ReplicaMode::ReadWrite), ("b", ReplicaMode::Error), ("c", ReplicaMode::Error)];
+    let let_go = |replicas: &[(&str, ReplicaMode)]| {
+        let seen = view(true, replicas);
+        let actions = decide(&engine, Some(&process(InstanceState::Running)), Some(&seen));
+        let name = |action: Action| match action {
+            Action::RemoveReplica { name, .. } => Some(name),
+            _ => None,
+        };
+        actions.into_iter().filter_map(name).collect::<Vec<_>>()
+    };
+    assert_eq!(let_go(&all), ["b"]);
+    let gone = [all[0], all[1], ("d", ReplicaMode::Error), ("e", ReplicaMode::Error)];
+    assert_eq!(let_go(&gone), ["d", "e", "b"], "what is no replica any more goes at once");
+}
+
 #[test]
 fn one_that_gave_up_is_tried_again_after_a_while() {
     let engine = engine("n1", DesireState::Running, &["a"]);
@@ -227,9 +249,10 @@ fn another_program_takes_over_while_the_engine_is_said_to_run() {
     engine.status = Some(status_in(&actions));
     let again = with(&engine, false, Some(&serves));
     assert!(!again.contains(&exchange), "once: {again:?}");
-    let starts = view(false, &[]);
+    let starts = view(false, &[("a", ReplicaMode::Error)]);
     engine.status = Some(status_in(&with(&engine, true, Some(&starts))));
     let status = engine.status.as_ref().unwrap();
+    assert_eq!(status.replica_mode_map["a"], ReplicaMode::ReadWrite, "it did not fail");
     assert_eq!((status.current_state, &*status.current_image), (InstanceState::Running, "old"));
     let status = status_in(&with(&engine, true, Some(&serves)));
     assert_eq!((&*status.current_image, status.conditions.holds(UPGRADED)), ("new", true));
