@@ -354,11 +354,16 @@ impl Agent for SimulatedNode {
     }
 
     async fn add_replica(&self, engine: &str, name: &str, address: &str) -> Result<(), AgentError> {
+        let mut is_taken = true;
         self.change(engine, |engine| {
-            engine.leaving.remove(name);
-            engine.addresses.insert(name.to_owned(), address.to_owned());
+            is_taken = engine.addresses.contains_key(name) || engine.takes_one_more();
+            if is_taken {
+                engine.leaving.remove(name);
+                engine.addresses.insert(name.to_owned(), address.to_owned());
+            }
         })
-        .await
+        .await?;
+        if is_taken { Ok(()) } else { Err(AgentError::Failed("too few are in sync".to_owned())) }
     }
 
     async fn remove_replica(&self, engine: &str, name: &str) -> Result<(), AgentError> {

@@ -107,6 +107,13 @@ impl Engine {
         }
     }
 
+    /// Where a majority decides, those in sync have to be one with one replica more, too.
+    pub(crate) fn takes_one_more(&self) -> bool {
+        let decides = self.quorum == Quorum::Majority && self.phase == Phase::Serves;
+        let all = self.addresses.len();
+        !decides || all == 1 || self.members().len() > all.div_ceil(2)
+    }
+
     fn order(&self) -> Option<EpochOrder> {
         self.epoch.as_ref().map(Epoch::order)
     }

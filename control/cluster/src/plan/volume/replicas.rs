@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::draft::{Draft, name_of};
 use super::{Action, SCHEDULED};
 use crate::api::{
-    AutoBalance, CloneOrigin, Conditions, DataLocality, InstanceState, Replica, ReplicaMode, ReplicaSpec,
-    TicketType,
+    AutoBalance, CloneOrigin, Conditions, DataLocality, InstanceState, Quorum, Replica, ReplicaMode,
+    ReplicaSpec, TicketType,
 };
 use crate::plan::engine::SERVES;
 use crate::plan::served::{may_have_served, was_never_served};
@@ -424,20 +424,63 @@ impl Draft<'_> {
         let victim = if let Some(empty) = self.empty_leaver(&residents) {
             Some(empty)
         } else if surplus {
-            choose_removal(self.o.cluster, &self.want(0), &settled).map(|r| r.name.clone())
+            // What was begun is ended first, whatever has failed meanwhile: each majority has one in common with the next one only
+            // while they differ by one replica.
+            let let_go = settled.iter().find(|r| !r.healthy && self.was_let_go(&r.name));
+            let choose = || choose_removal(self.o.cluster, &self.want(0), &settled);
+            let_go.or_else(choose).map(|r| r.name.clone())
         } else {
-            self.stale(&residents)
+            self.stale(&residents).or_else(|| self.keeps_out_a_successor(&residents))
         };
         let Some(name) = victim else { return };
         // The engine lets go of it first: one that loses it without being asked stops everything for a moment.
-        let held = self.o.engine.and_then(|e| e.status.as_ref()).map(|s| &s.current_replica_address_map);
-        if held.is_some_and(|map| map.contains_key(&name)) {
+        if self.is_held(&name) {
             self.dropped.insert(name);
             return;
         }
         self.tell(false, "ReplicaRemoved", format!("replica {name} is not needed any more"));
         self.replicas.remove(&name);
         self.actions.push(Action::DeleteReplica(name));
+    }
+
+    /// True for a replica that the engine has, whatever it is to it.
+    fn is_held(&self, name: &str) -> bool {
+        let told = self.o.engine.and_then(|e| e.status.as_ref());
+        told.is_some_and(|s| s.current_replica_address_map.contains_key(name))
+    }
+
+    /// True for one that the engine had to let go of, and has.
+    fn was_let_go(&self, name: &str) -> bool {
+        let is_told = self.o.engine.is_some_and(|e| e.spec.replica_address_map.contains_key(name));
+        self.tells_modes() && !is_told && !self.is_held(name)
+    }
+
+    /// A replica that failed, and that keeps out the one that was made in its place: where a majority decides, an engine takes one more
+    /// only if those in sync are more than half of all then. It would wait for as long as failed ones are kept.
+    fn keeps_out_a_successor(&self, residents: &[Resident]) -> Option<String> {
+        if self.o.volume.spec.quorum != Quorum::Majority || !self.tells_modes() {
+            return None;
+        }
+        let staying = || residents.iter().filter(|r| !r.failed && !r.leaving);
+        let runs = |r: &&Resident| self.replica_state(&r.name) == InstanceState::Running;
+        // The engine takes the successor as soon as it has let go of the one that failed.
+        let is_let_go = |r: &&Resident| r.failed && self.tells_epochs(&r.name) && self.was_let_go(&r.name);
+        if let Some(let_go) = residents.iter().find(is_let_go).filter(|_| staying().count() >= self.wanted())
+        {
+            return Some(let_go.name.clone());
+        }
+        staying().filter(|r| !self.is_held(&r.name)).find(runs)?;
+        let held = residents.iter().filter(|r| self.is_held(&r.name));
+        let (in_sync, all) = (held.clone().filter(|r| r.healthy).count(), held.clone().count());
+        // Fewer are none with which a volume goes on: those that failed are waited for.
+        let is_majority_of = |all: usize| in_sync > all / 2;
+        if is_majority_of(all + 1) || !is_majority_of(all) {
+            return None;
+        }
+        let failed = held.filter(|r| r.failed && self.mode(&r.name) == Some(ReplicaMode::Error));
+        let since =
+            |r: &&Resident| self.replicas.get(&r.name).and_then(|spec| age(&spec.failed_at, self.o.now));
+        failed.max_by_key(since).map(|r| r.name.clone())
     }
 
     /// Of a volume that nobody ever used a replica that leaves has nothing to hand over.

@@ -515,3 +515,63 @@ fn what_failed_before_others_were_deleted_is_not_used_again_in_their_place() {
         assert_eq!(world.status().state, VolumeState::Attached);
     }
 }
+
+/// An engine takes one more only if those in sync are a majority then, and the failed one is kept for two days.
+#[test]
+fn one_that_failed_makes_room_for_its_successor_where_a_majority_decides() {
+    let mut world = World::new(VolumeSpec { quorum: Quorum::Majority, ..VolumeSpec::default() });
+    world.settle();
+    world.attach("n1");
+    let lost = world.replica_on("n3");
+    world.up.remove("n3");
+    world.cluster.nodes.get_mut("n3").unwrap().schedulable = false;
+    world.settle();
+    world.pass(599);
+    assert_eq!(world.nodes(), ["n1", "n2", "n3"]);
+    world.pass(2);
+    assert!(!world.replicas.contains_key(&lost));
+    assert_eq!((world.nodes(), world.status().robustness), (vec!["n1", "n2", "n4"], Robustness::Healthy));
+}
+
+/// Where too few are left for a majority nothing goes: one of them is needed.
+#[test]
+fn nothing_is_given_up_that_a_majority_waits_for() {
+    let mut world = World::new(VolumeSpec { quorum: Quorum::Majority, ..VolumeSpec::default() });
+    world.settle();
+    world.attach("n1");
+    let all: Vec<String> = world.replicas.keys().cloned().collect();
+    for node in ["n2", "n3"] {
+        world.cut_off.insert(world.replica_on(node));
+    }
+    world.engine_waits_running = true;
+    world.settle();
+    world.pass(601);
+    assert_eq!(world.replicas.len(), 4, "its successor is there, and is not taken");
+    assert!(all.iter().all(|name| world.replicas.contains_key(name)));
+}
+
+/// Each majority of five has one in common with each of four, and none with some of three.
+#[test]
+fn a_replica_that_an_engine_has_let_go_of_is_deleted_before_the_next_one_goes() {
+    let spec = VolumeSpec { quorum: Quorum::Majority, number_of_replicas: 4, ..VolumeSpec::default() };
+    let mut world = World::new(spec);
+    world.settle();
+    world.attach("n1");
+    world.volume_mut().spec.number_of_replicas = 2;
+    let before = world.engine().spec.replica_address_map.clone();
+    world.plan().into_iter().for_each(|action| world.carry_out(action));
+    world.nodes_act();
+    let let_go = before.keys().find(|name| !world.engine().spec.replica_address_map.contains_key(*name));
+    let let_go = let_go.expect("one is let go of").clone();
+    // Another one fails before it is heard that the first one is let go of.
+    let fails = before.keys().rev().find(|name| **name != let_go).expect("others").clone();
+    world.cut_off.insert(fails.clone());
+    world.nodes_act();
+    let actions = world.plan();
+    assert!(actions.contains(&Action::DeleteReplica(let_go.clone())), "{actions:?}");
+    actions.into_iter().for_each(|action| world.carry_out(action));
+    let told = &world.engine().spec.replica_address_map;
+    assert!(told.contains_key(&fails) && !told.contains_key(&let_go), "{told:?}");
+    world.settle();
+    assert!(world.replicas.len() == 2 && !world.replicas.contains_key(&fails), "{:?}", world.nodes());
+}

@@ -47,6 +47,8 @@ pub(super) struct World {
     pub(super) unfit: BTreeSet<(String, String)>,
     /// Rebuilds end at once.
     pub(super) rebuilds_end: bool,
+    /// An engine that has served still says so when too few of its replicas are left for a majority.
+    pub(super) engine_waits_running: bool,
     /// Two replicas are on one node.
     pub(super) crowded: bool,
     pub(super) told: Vec<&'static str>,
@@ -89,6 +91,7 @@ impl World {
             cut_off: BTreeSet::new(),
             unfit: BTreeSet::new(),
             rebuilds_end: true,
+            engine_waits_running: false,
             crowded: false,
             told: Vec::new(),
             wishes: Vec::new(),
@@ -294,6 +297,8 @@ impl World {
             self.starts += 1;
             self.first_told = engine.spec.replica_address_map.keys().cloned().collect();
         }
+        let decides = self.volume.as_ref().is_some_and(|v| v.spec.quorum == Quorum::Majority);
+        let taken = taken(&engine.spec.replica_address_map, status, decides);
         status.relaying = false;
         status.relay_address =
             if engine.spec.migratable { format!("unix:/{name}.relay") } else { String::new() };
@@ -301,7 +306,7 @@ impl World {
         let images = (&mut status.current_image, &mut status.failed_image);
         exchange(&engine.spec.image, fits, images, &mut status.conditions, self.now);
         let (mut modes, mut members) = (BTreeMap::new(), Vec::new());
-        for name in engine.spec.replica_address_map.keys() {
+        for name in taken.keys() {
             let Some(replica) = self.replicas.get(name) else { continue };
             let runs = replica.status.as_ref().is_some_and(|s| s.current_state == InstanceState::Running)
                 && self.up.contains(&replica.spec.node_id)
@@ -325,14 +330,14 @@ impl World {
         let epoch = self.volume.as_ref().and_then(|v| v.status.as_ref()).and_then(|s| s.epoch.as_ref());
         let keeps_epochs = self.volume.as_ref().is_some_and(|v| v.spec.quorum == Quorum::Any);
         let is_first = keeps_epochs && epoch.is_none() && status.current_state != InstanceState::Running;
-        let told = engine.spec.replica_address_map.len();
-        let decides = self.volume.as_ref().is_some_and(|v| v.spec.quorum == Quorum::Majority);
+        let told = taken.len();
+        let waits = self.engine_waits_running && status.current_state == InstanceState::Running;
         let serves = !members.is_empty()
             && (!is_first || members.len() == told)
-            && (!decides || members.len() > told / 2);
+            && (!decides || waits || members.len() > told / 2);
         status.current_state = if serves { InstanceState::Running } else { InstanceState::Starting };
         status.replica_mode_map = modes;
-        status.current_replica_address_map.clone_from(&engine.spec.replica_address_map);
+        status.current_replica_address_map = taken;
         status.current_size = engine.spec.volume_size;
         for name in &members {
             let status = self.replicas.get_mut(name).and_then(|r| r.status.as_mut());
@@ -387,6 +392,25 @@ impl World {
         let found = self.replicas.iter().find(|(_, r)| r.spec.node_id == node);
         found.map(|(name, _)| name.clone()).expect("a replica there")
     }
+}
+
+/// Of these the replicas that an engine has. One that serves, and of whose replicas a majority decides, takes one more only if those in
+/// sync are a majority of all then (`datapath`, `conductor/commands.rs`).
+fn taken(told: &BTreeMap<String, String>, status: &EngineStatus, decides: bool) -> BTreeMap<String, String> {
+    let known = &status.current_replica_address_map;
+    if !decides || status.current_state != InstanceState::Running || known.is_empty() {
+        return told.clone();
+    }
+    let (had, new): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        told.clone().into_iter().partition(|(name, _)| known.contains_key(name));
+    let in_sync = |name: &&String| status.replica_mode_map.get(*name) == Some(&ReplicaMode::ReadWrite);
+    let (in_sync, mut taken) = (had.keys().filter(in_sync).count(), had);
+    for (name, address) in new {
+        if taken.len() == 1 || in_sync > taken.len().div_ceil(2) {
+            taken.insert(name, address);
+        }
+    }
+    taken
 }
 
 /// What a node makes of an image: it serves, or the one before does again.
