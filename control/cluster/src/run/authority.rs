@@ -19,7 +19,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 
 use super::desk::{Desk, Done, ReconcileError};
-use crate::api::{Engine, EpochRecord, GenerationText, Replica, Volume};
+use crate::api::{Engine, EpochRecord, GenerationText, Quorum, Replica, Volume};
 
 /// How often a write is tried again after another writer was faster.
 const TRIES: usize = 8;
@@ -174,15 +174,19 @@ async fn store(desk: &Desk, volume: &str, expected: Option<(Generation, u64)>, e
     Reply::Unavailable("other writers of the volume were faster; ask again".to_owned())
 }
 
-/// The replicas that an engine without epochs begins with: those of its own that hold everything, as their resources say. While
-/// none of the volume was ever in sync, one is as good as another.
+/// The replicas that an engine without epochs begins with: those of its own that hold everything, as their resources say. Where a majority
+/// decides, all that may tell epochs: the engine judges by these, and counts whom it is told of. While none of the volume was ever in sync, one
+/// is as good as another.
 fn to_begin_with(engine: &Engine, replicas: &[Replica]) -> Vec<(String, String)> {
     let is_blank = replicas.iter().all(|r| r.spec.healthy_at.is_empty());
-    let holds_everything = |name: &&String| {
-        let found = replicas.iter().find(|r| r.name_any() == **name);
-        found.is_some_and(|r| is_blank || !r.spec.healthy_at.is_empty() && r.spec.failed_at.is_empty())
+    let decides = engine.spec.quorum == Quorum::Majority;
+    let counts = |r: &Replica| {
+        let was_filled = !r.spec.healthy_at.is_empty();
+        let has_recorded = r.status.as_ref().is_some_and(|s| s.epoch_recorded);
+        is_blank || was_filled && r.spec.failed_at.is_empty() || decides && (was_filled || has_recorded)
     };
-    let told = engine.spec.replica_address_map.iter().filter(|(name, _)| holds_everything(name));
+    let is_to_begin = |name: &&String| replicas.iter().find(|r| r.name_any() == **name).is_some_and(counts);
+    let told = engine.spec.replica_address_map.iter().filter(|(name, _)| is_to_begin(name));
     told.map(|(name, address)| (name.clone(), address.clone())).collect()
 }
 
@@ -259,7 +263,7 @@ async fn answer(desk: &Desk, stream: UnixStream, patience: Duration) -> std::io:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::{EngineSpec, ReplicaSpec, VolumeSpec, VolumeStatus};
+    use crate::api::{EngineSpec, ReplicaSpec, ReplicaStatus, VolumeSpec, VolumeStatus};
 
     /// Says that there is no such volume, of whatever it is asked.
     fn empty() -> Desk {
@@ -449,5 +453,32 @@ mod tests {
         assert_eq!(to_begin_with(&engine, &replicas)[0], ("a".to_owned(), "tcp:a".to_owned()));
         replicas.iter_mut().for_each(|r| r.spec.healthy_at.clear());
         assert_eq!(named(&replicas), "a b c", "the volume was never served");
+    }
+
+    /// It has been told at its first start of those that there were then. Seen on paper: a volume of one replica that grew to three began
+    /// with the first alone, which had been left out.
+    #[test]
+    fn an_engine_whose_majority_decides_begins_with_all_that_tell_epochs() {
+        let spec = EngineSpec { quorum: Quorum::Majority, ..EngineSpec::default() };
+        let mut engine = Engine::new("demo-e-0", spec);
+        let replica = |name: &str, healthy: &str, failed: &str, epoch_recorded: bool| {
+            let (healthy_at, failed_at) = (healthy.to_owned(), failed.to_owned());
+            let status = ReplicaStatus { epoch_recorded, ..ReplicaStatus::default() };
+            let spec = ReplicaSpec { healthy_at, failed_at, ..ReplicaSpec::default() };
+            Replica { status: Some(status), ..Replica::new(name, spec) }
+        };
+        let (then, later) = ("2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z");
+        let replicas = [
+            replica("a", then, "", true),
+            replica("b", then, later, true),
+            replica("c", "", "", true),
+            replica("filled", "", "", false),
+        ];
+        for name in ["a", "b", "c", "filled", "gone"] {
+            engine.spec.replica_address_map.insert(name.into(), format!("tcp:{name}"));
+        }
+        let named: Vec<String> =
+            to_begin_with(&engine, &replicas).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(named, ["a", "b", "c"]);
     }
 }
