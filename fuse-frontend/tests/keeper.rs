@@ -497,26 +497,29 @@ fn the_keeper_does_not_end_under_an_engine_that_comes_while_the_device_is_taken_
     if skip(test, &[]) {
         return;
     }
-    let mut rig = Rig::start("taken", 16 * MIB, 512, true);
-    let first = rig.info();
-    let held = fs::File::open(&rig.node).unwrap();
-    rig.server().kill();
-    let mut keeper = Keeper::connect(&rig.socket).unwrap();
-    let stop = std::thread::spawn(move || keeper.stop_by_force());
-    wait_until("the connection has ended", || fs::read(&rig.node).is_err());
-    // A device in use is tried again and again for a second.
-    rig.serve();
-    drop(held);
-    let refusal = stop.join().unwrap().unwrap_err();
-    match refusal {
-        KeeperError::Busy(text) => assert!(text.contains("another engine"), "{text}"),
-        KeeperError::InUse(_) => println!("the engine took longer than that"),
-        other => panic!("{other:?}"),
+    for is_closed_at_once in [true, false] {
+        let mut rig = Rig::start(&format!("taken{is_closed_at_once}"), 16 * MIB, 512, true);
+        let first = rig.info();
+        let held = fs::File::open(&rig.node).unwrap();
+        rig.server().kill();
+        let mut keeper = Keeper::connect(&rig.socket).unwrap();
+        let stop = std::thread::spawn(move || keeper.stop_by_force());
+        wait_until("the connection has ended", || fs::read(&rig.node).is_err());
+        // A device in use is tried again and again for a second.
+        rig.serve();
+        let held = (!is_closed_at_once).then_some(held);
+        match stop.join().unwrap().unwrap_err() {
+            KeeperError::Busy(text) => assert!(text.contains("another engine"), "{text}"),
+            KeeperError::InUse(_) => println!("the engine took longer than that"),
+            other => panic!("{other:?}"),
+        }
+        let (second, engine) = (rig.info(), rig.server().child.id());
+        assert_eq!((second.pid, second.engine), (first.pid, i32::try_from(engine).ok()));
+        assert_eq!(read_all(&rig).len(), 16 << 20);
+        drop(held);
+        wait_until("the old device is gone", || sequence(&first.device().unwrap()) != first.loop_sequence);
+        rig.stop();
     }
-    let (second, engine) = (rig.info(), rig.server().child.id());
-    assert_eq!((second.pid, second.engine), (first.pid, i32::try_from(engine).ok()));
-    assert_eq!(read_all(&rig).len(), 16 << 20);
-    rig.stop();
 }
 
 /// A connection's number is free when it has ended, and given to the next one.

@@ -480,23 +480,18 @@ impl Service {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         check_engine(&state, before.as_ref())?;
-        let bound = match state.device {
-            Loop::Bound(device) => Some(device),
-            Loop::Absent | Loop::Binding => None,
-        };
-        if let Some(device) = bound {
+        if let Loop::Bound(device) = state.device {
             drop(state);
-            match request.get("abandon") == Some("1") {
-                true => Self::abandon(&connection, device)?,
-                false => self.unbind(&connection, device)?,
-            }
+            let gone = match request.get("abandon") == Some("1") {
+                true => Self::abandon(&connection, device),
+                false => self.unbind(&connection, device),
+            };
             state = self.lock();
-        }
-        check_engine(&state, before.as_ref())?;
-        if let Some(device) = bound {
+            check_engine(&state, before.as_ref()).inspect_err(|_| let_go(&state, device))?;
+            gone?;
             self.remove_node(device);
+            state.device = Loop::Absent;
         }
-        state.device = Loop::Absent;
         state.ending = true;
         connection.unmount();
         Ok(Message::new("ok"))
@@ -542,4 +537,15 @@ fn check_engine(state: &State, before: Option<&Arc<UnixStream>>) -> Result<(), R
         return Ok(());
     }
     Err(refuse(kind::BUSY, "another engine has come for the volume meanwhile: stop that"))
+}
+
+/// Who has a device open for which an engine that has come has another one keeps it until they close it: trying in vain to unbind it
+/// has it stay beyond that.
+fn let_go(state: &State, device: LoopDevice) {
+    if matches!(state.device, Loop::Bound(now) if now == device) {
+        return;
+    }
+    if let Err(e) = device.clear_at_last_close() {
+        tracing::warn!("{} stays: {e}", device.path().display());
+    }
 }
