@@ -147,8 +147,8 @@ impl Server {
                 let step = self.take(device, lane);
                 self.follow(device, step);
             }
-            // Nothing there; or the request was taken back while it was copied.
-            Err(e) if is(&e, &[Errno::EAGAIN, Errno::EINTR, Errno::ENOENT]) => {
+            // Nothing there; the request was taken back while it was copied; or the kernel has no memory just now, and the request waits.
+            Err(e) if is(&e, &[Errno::EAGAIN, Errno::EINTR, Errno::ENOENT, Errno::ENOMEM]) => {
                 *dry = true;
                 // Others may have need of the room that this lane had.
                 let _ = self.lanes[lane].set_position(HEAD_AT);

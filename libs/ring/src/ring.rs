@@ -29,6 +29,9 @@ const UNNOTICED: u64 = u64::MAX;
 /// not answer for this long may take for ever.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long a turn lasts at least for which the kernel has no memory.
+const NO_MEMORY_NAP: Duration = Duration::from_millis(1);
+
 /// How often in a row a bell's counter may not be read. What the kernel has no memory for at one moment it has at the next; nobody is
 /// told of that, since a loop that waits for nothing else would not hear the bell any more.
 const BELL_FAILURES: u32 = 64;
@@ -128,8 +131,13 @@ impl Ring {
         match result {
             Ok(_) => Ok(()),
             Err(e) => match e.raw_os_error() {
-                // The timeout; a signal; no memory or no place for completions just now: entries stay queued.
-                Some(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY) => Ok(()),
+                // The timeout; a signal; no place for completions until those that are there are taken: entries stay queued.
+                Some(libc::ETIME | libc::EINTR | libc::EBUSY) => Ok(()),
+                // No memory just now. A thread in real time that asked again and again would keep from the processor who frees some.
+                Some(libc::EAGAIN) => {
+                    std::thread::sleep(NO_MEMORY_NAP);
+                    Ok(())
+                }
                 _ => Err(e),
             },
         }
