@@ -56,7 +56,7 @@ pub(super) fn run(context: &Context, volume: &str) -> Result<()> {
     if record.state == VolumeState::Ready {
         record.releasing = members(root, &record)?;
         let prepared = prepare(&record)?;
-        // From here on there is only the way forward. What was refused before is a volume that is to be up, if it was.
+        // From here on there is only the way forward. One that was refused before is to be up with the host, if it was.
         record.note_down(root)?;
         record.state = VolumeState::Releasing;
         record.store(root)?;
@@ -72,6 +72,7 @@ pub(super) fn run(context: &Context, volume: &str) -> Result<()> {
 /// The end of it: there is no such volume any more.
 fn forget(root: &Root, record: &VolumeRecord) -> Result<()> {
     let held = interrupt::hold();
+    record.note_down(root)?;
     record.remove(root)?;
     delete::leftovers(root, &engine_name(&record.name));
     record.replicas.iter().for_each(|replica| delete::leftovers(root, &replica.name));
