@@ -197,12 +197,8 @@ impl Turn<'_> {
         match self.engine.phase.clone() {
             Phase::Asks => match self.engine.quorum {
                 Quorum::Any => Some(Question::Load { volume: self.engine.volume.clone() }),
-                // Its replicas tell.
-                Quorum::Majority => {
-                    (self.engine.epoch, self.engine.phase) = (None, Phase::Waits(0));
-                    None
-                }
-                Quorum::Unsafe => Some(Question::Begin { engine: name.to_owned() }),
+                // Which epoch counts its replicas tell.
+                Quorum::Majority | Quorum::Unsafe => Some(Question::Begin { engine: name.to_owned() }),
             },
             Phase::Waits(turns) => self.begin(turns),
             Phase::Serves => self.serve(),

@@ -173,15 +173,16 @@ fn manager_of(args: &ControllerArgs) -> Option<&str> {
 }
 
 /// The replicas and limits of the volume's record, if the authority is the root's own: a restart has the command line of
-/// the first start, and they may have changed since. In a cluster the epoch says which of the replicas hold everything, and of others the
-/// engine is told; without epochs the manager is asked. Otherwise those of the command line.
+/// the first start, and they may have changed since: a majority of those is none of the ones that there are now. In a cluster with `any` the
+/// epoch says which of the replicas hold everything, and of others the engine is told; with the other quorums the manager is asked.
+/// Otherwise those of the command line.
 fn configured(args: &ControllerArgs, engine: &str, root: &Root) -> Result<(Vec<ReplicaAddress>, Limits)> {
     let limits = |snapshots, snapshot_bytes| Limits { snapshots, snapshot_bytes, ..Limits::default() };
     let at = |(name, address): (String, Address)| ReplicaAddress { name, address, learner: false };
     let told_limits = || limits(args.snapshot_max_count, args.snapshot_max_size);
     let told = || (args.replicas.iter().cloned().map(at).collect(), told_limits());
     if let Some(socket) = manager_of(args)
-        && args.quorum == Quorum::Unsafe
+        && args.quorum != Quorum::Any
     {
         let authority = RemoteAuthority::at(socket.into(), &args.volume);
         let replicas = replicas_to_begin_with(&authority, engine, ASK_AGAIN)?;
