@@ -146,7 +146,9 @@ impl Held {
 
     /// What had to be done is done: the command ends here if a signal has come, and at the next one.
     pub(super) fn let_go(self) {
-        if self.has_come() {
+        // Before it is looked at: one that comes now ends the command itself, and nobody else would.
+        drop(self);
+        if CAME.load(Ordering::SeqCst) != 0 {
             end();
         }
     }
