@@ -63,7 +63,7 @@ async fn on_this_host(context: &Context, record: &VolumeRecord) -> Result<()> {
     };
     let Some(mount_point) = mount_of(device.as_ref())? else {
         bail!(
-            "{device} is mounted nowhere on this host that a path leads to: mount it, or trim it where it is"
+            "{device} is not mounted on this host where a path leads to it: mount it, or trim it where it is"
         );
     };
     let trimmed = fstrim(&mount_point).await?;

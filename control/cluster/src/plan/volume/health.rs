@@ -79,7 +79,7 @@ impl Draft<'_> {
     }
 
     /// True for a member of the epoch that counts, where there is one.
-    fn is_recorded(&self, name: &str) -> bool {
+    pub(super) fn is_recorded(&self, name: &str) -> bool {
         self.status.epoch.is_some() && self.is_member(name)
     }
 

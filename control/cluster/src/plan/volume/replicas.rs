@@ -376,7 +376,8 @@ impl Draft<'_> {
                 [uid, &self.name].into_iter().chain(known).chain(self.replicas.keys().map(String::as_str));
             let suffix = format!("{:08x}", hash(parts).wrapping_add(salt));
             let name = format!("{}-r-{suffix}", self.name);
-            if !self.replicas.contains_key(&name) && self.replica(&name).is_none() {
+            let is_there = self.replicas.contains_key(&name) || self.replica(&name).is_some();
+            if !is_there && !self.is_told_of(&name) {
                 return suffix;
             }
             salt += 1;
@@ -441,6 +442,12 @@ impl Draft<'_> {
         self.tell(false, "ReplicaRemoved", format!("replica {name} is not needed any more"));
         self.replicas.remove(&name);
         self.actions.push(Action::DeleteReplica(name));
+    }
+
+    /// True for one that the epoch or an engine names, though it may have been deleted since: an empty one of that name would be taken for
+    /// it, and for one that holds everything.
+    fn is_told_of(&self, name: &str) -> bool {
+        self.is_recorded(name) || self.mode(name).is_some() || self.is_held(name)
     }
 
     /// True for a replica that the engine has, whatever it is to it.
