@@ -1,6 +1,7 @@
 //! Whether an engine has ever served a volume, as far as resources tell: until one has, replicas that hold nothing are no loss.
 
 use kube::ResourceExt;
+use lh_block::Generation;
 
 use crate::api::{EngineSpec, Quorum, Replica, Volume};
 
@@ -26,6 +27,16 @@ pub fn may_begin_with(engine: &EngineSpec, replicas: &[Replica]) -> bool {
     engine.quorum == Quorum::Any
         || filled.peek().is_none()
         || filled.any(|r| engine.replica_address_map.contains_key(&r.name_any()))
+}
+
+/// True if a replica tells an engine in which epochs it was: it has recorded any. One that was being filled for the first time when its
+/// engine ended has not, and an engine that was told of it would count it among those of which a majority has to tell; nor has one that
+/// only Longhorn's had. One that was in sync and had an engine has, whether that was noted or not.
+pub fn tells_epochs(replica: &Replica) -> bool {
+    let status = replica.status.as_ref();
+    let had_engine = status.and_then(|s| s.generation).is_some_and(|g| g.0 > Generation::default());
+    let was_in_sync = !replica.spec.healthy_at.is_empty();
+    had_engine && was_in_sync || status.is_some_and(|s| s.epoch_recorded)
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use tokio::sync::Semaphore;
 
 use super::desk::{Desk, Done, ReconcileError};
 use crate::api::{Engine, EpochRecord, GenerationText, Quorum, Replica, Volume};
+use crate::plan::served::tells_epochs;
 
 /// How often a write is tried again after another writer was faster.
 const TRIES: usize = 8;
@@ -181,9 +182,8 @@ fn to_begin_with(engine: &Engine, replicas: &[Replica]) -> Vec<(String, String)>
     let is_blank = replicas.iter().all(|r| r.spec.healthy_at.is_empty());
     let decides = engine.spec.quorum == Quorum::Majority;
     let counts = |r: &Replica| {
-        let was_filled = !r.spec.healthy_at.is_empty();
-        let has_recorded = r.status.as_ref().is_some_and(|s| s.epoch_recorded);
-        is_blank || was_filled && r.spec.failed_at.is_empty() || decides && (was_filled || has_recorded)
+        let is_in_sync = !r.spec.healthy_at.is_empty() && r.spec.failed_at.is_empty();
+        is_blank || is_in_sync || decides && tells_epochs(r)
     };
     let is_to_begin = |name: &&String| replicas.iter().find(|r| r.name_any() == **name).is_some_and(counts);
     let told = engine.spec.replica_address_map.iter().filter(|(name, _)| is_to_begin(name));
@@ -473,8 +473,9 @@ mod tests {
             replica("b", then, later, true),
             replica("c", "", "", true),
             replica("filled", "", "", false),
+            replica("longhorns", then, later, false),
         ];
-        for name in ["a", "b", "c", "filled", "gone"] {
+        for name in ["a", "b", "c", "filled", "gone", "longhorns"] {
             engine.spec.replica_address_map.insert(name.into(), format!("tcp:{name}"));
         }
         let named: Vec<String> =

@@ -3,13 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use lh_block::Generation;
-
 use super::{Action, Observed};
 use crate::api::{
     DataLocality, DesireState, Engine, EngineSpec, InstanceState, Quorum, Replica, ReplicaMode, ReplicaSpec,
     Toggle, VolumeStatus,
 };
+use crate::plan::served::tells_epochs;
 use crate::plan::{Event, FINALIZER, written};
 use crate::schedule::{Locality, Resident, Want};
 
@@ -177,19 +176,11 @@ impl<'a> Draft<'a> {
         self.o.replicas.iter().all(|r| r.spec.healthy_at.is_empty())
     }
 
-    /// True if an engine hears in which epochs the replica was: from the authority, or from the replica, if it has recorded any. One that
-    /// was being filled for the first time when its engine ended has not, and an engine that was told of it would count it among
-    /// those of which a majority has to tell. One that was in sync and had an engine has, whether that was noted or not.
+    /// True if an engine hears in which epochs the replica was: from the authority, or from the replica.
     pub(super) fn tells_epochs(&self, name: &str) -> bool {
         match self.o.volume.spec.quorum {
             Quorum::Any => self.status.epoch.is_some(),
-            Quorum::Majority => self.replica(name).is_some_and(|replica| {
-                let status = replica.status.as_ref();
-                let had_engine =
-                    status.and_then(|s| s.generation).is_some_and(|g| g.0 > Generation::default());
-                let was_in_sync = !replica.spec.healthy_at.is_empty();
-                had_engine && was_in_sync || status.is_some_and(|s| s.epoch_recorded)
-            }),
+            Quorum::Majority => self.replica(name).is_some_and(tells_epochs),
             Quorum::Unsafe => false,
         }
     }
