@@ -33,7 +33,7 @@ use nix::sys::stat::Mode;
 use thiserror::Error;
 
 pub use client::{Info, Keeper, KeeperError};
-pub use left_behind::remove_left_behind;
+pub use left_behind::{LeftBehind, remove_left_behind};
 
 use lock::Lock;
 use service::Service;

@@ -131,6 +131,17 @@ pub fn remove(path: &Path, rdev: u64) -> io::Result<()> {
     }
 }
 
+/// Removes the node of a device that has gone: its numbers go to whatever disk comes next. That of a live one stays, whosever it is.
+///
+/// # Errors
+/// The system's.
+pub fn remove_dead(path: &Path) -> io::Result<()> {
+    match rdev(path) {
+        Some(rdev) if live_device(rdev).is_none() => remove(path, rdev),
+        _ => Ok(()),
+    }
+}
+
 /// The numbers of the block device that stands at `path`, if one does.
 pub fn rdev(path: &Path) -> Option<u64> {
     let meta = fs::symlink_metadata(path).ok()?;

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use fuse_frontend::keeper::{Info, Keeper, KeeperError, remove_left_behind};
+use fuse_frontend::keeper::{Info, Keeper, KeeperError, LeftBehind, remove_left_behind};
 use fuse_frontend::{NodeError, node, proto, users_of};
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, kill};
@@ -208,6 +208,26 @@ fn a_keeper_adopts_no_second_connection_and_no_device_that_has_gone() {
     rig.stop();
 }
 
+/// Whoever has the device open reckons with its blocks.
+#[test]
+fn an_engine_with_other_blocks_does_not_take_the_device_over() {
+    if skip("an_engine_with_other_blocks_does_not_take_the_device_over", &["dd"]) {
+        return;
+    }
+    let mut rig = Rig::start("blocks", 16 * MIB, 512, true);
+    rig.server().kill();
+    let mut other = rig.spawn_with(&["--block-size", "4096"]);
+    let said = other.answer();
+    other.kill();
+    assert_eq!(said, "", "it serves");
+    let log = fs::read_to_string(rig.path("log")).unwrap();
+    assert!(log.contains("has blocks of 512 bytes, the volume has 4096"), "{log}");
+    // The right one does.
+    rig.serve();
+    assert_eq!(read_all(&rig).len(), 16 << 20);
+    rig.stop();
+}
+
 #[test]
 fn after_the_death_of_all_the_volume_comes_back_as_a_new_device() {
     if skip("after_the_death_of_all_the_volume_comes_back_as_a_new_device", &["dd"]) {
@@ -244,16 +264,18 @@ fn what_a_keeper_and_its_engine_have_left_can_be_taken_away_and_nothing_that_liv
         return;
     }
     let mut rig = Rig::start("left", 16 * MIB, 512, true);
-    assert!(!remove_left_behind(&rig.socket, &rig.node).unwrap(), "its keeper lives");
+    let (socket, node) = (rig.socket.clone(), rig.node.clone());
+    let remove = || remove_left_behind(&socket, &node).unwrap();
+    assert_eq!(remove(), LeftBehind::Alive);
     let first = rig.info();
     kill(Pid::from_raw(first.pid), Signal::SIGKILL).unwrap();
     rig.server().kill();
     wait_until("the keeper is dead", || Keeper::connect(&rig.socket).is_err());
     // The lock is held until the last of its threads has ended.
-    wait_until("it is taken away", || remove_left_behind(&rig.socket, &rig.node).unwrap());
+    wait_until("it is taken away", || remove() == LeftBehind::Removed);
     assert_eq!([&rig.node, &rig.socket, &rig.socket.with_extension("lock")].map(|p| p.exists()), [false; 3]);
     wait_until("the device is gone", || sequence(&first.device().unwrap()) != first.loop_sequence);
-    assert!(!remove_left_behind(&rig.socket, &rig.node).unwrap(), "there is nothing");
+    assert_eq!(remove(), LeftBehind::Nothing);
     assert!(!rig.socket.with_extension("lock").exists(), "a lock was made");
     rig.serve();
     assert_eq!(read_all(&rig).len(), 16 << 20);

@@ -1,7 +1,7 @@
 //! What both command lines share: how values are written.
 
 use std::ffi::{OsStr, OsString};
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 use clap::ValueEnum;
@@ -106,6 +106,9 @@ pub const NBD_PORT: u16 = 10809;
 /// The port of iSCSI (RFC 7143, 13).
 pub const ISCSI_PORT: u16 = 3260;
 
+/// Where an iSCSI target listens unless it is told: for this host alone.
+pub const ISCSI_HERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), ISCSI_PORT);
+
 /// How a volume is shown. Only what this build has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Frontend {
@@ -137,6 +140,14 @@ impl Frontend {
             Self::NbdServer => Some(NBD_PORT),
             Self::IscsiTarget => Some(ISCSI_PORT),
             Self::Auto | Self::Ublk | Self::Nbd | Self::Iscsi | Self::Fuse | Self::None => None,
+        }
+    }
+
+    /// Where it listens on TCP unless it is told.
+    pub const fn usual_address(self) -> Option<SocketAddr> {
+        match self {
+            Self::IscsiTarget => Some(ISCSI_HERE),
+            _ => None,
         }
     }
 

@@ -10,6 +10,7 @@ mod device_names;
 mod generation;
 mod kernel;
 mod limits;
+mod living_keeper;
 mod mounts;
 mod next_step;
 mod progress;

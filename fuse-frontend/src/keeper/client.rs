@@ -94,6 +94,9 @@ pub enum KeeperError {
     /// Something stands where the device node should.
     #[error("{0}")]
     Node(String),
+    /// The device that the last engine left behind has other blocks, which a device in use cannot change.
+    #[error("{0}")]
+    Blocks(String),
     /// Anything else, in words.
     #[error("{0}")]
     Failed(String),
@@ -160,7 +163,7 @@ impl Keeper {
     /// Other threads must serve the descriptor while this waits.
     ///
     /// # Errors
-    /// [`KeeperError::Node`] or in words.
+    /// [`KeeperError::Node`], [`KeeperError::Blocks`] or in words.
     pub fn serve(&mut self, block_size: u32) -> Result<Info, KeeperError> {
         let answer = self.ask(&Message::new("serve").with("block_size", block_size))?;
         info(&answer)
@@ -246,6 +249,7 @@ fn accepted(answer: Message) -> Result<Message, KeeperError> {
         Some(kind::ENDING) => KeeperError::Ending(text),
         Some(kind::IN_USE) => KeeperError::InUse(text),
         Some(kind::NODE) => KeeperError::Node(text),
+        Some(kind::BLOCKS) => KeeperError::Blocks(text),
         _ => KeeperError::Failed(text),
     })
 }

@@ -7,13 +7,27 @@ use std::path::Path;
 use super::lock::Lock;
 use crate::node;
 
+/// What there was of a keeper that nobody reaches at its socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeftBehind {
+    /// Nothing.
+    Nothing,
+    /// What it had left is taken away.
+    Removed,
+    /// The keeper itself, which lives, or is just beginning or ending: nothing has changed.
+    Alive,
+}
+
 /// Takes away what is left of the keeper at a socket and of its engine, both of which are gone: its loop device, which fails every
-/// request, as soon as nobody has it open; the device's node; and what the keeper had noted. False: there is nothing, or a keeper lives.
+/// request, as soon as nobody has it open; the device's node; and what the keeper had noted.
 ///
 /// # Errors
 /// The system's.
-pub fn remove_left_behind(socket: &Path, node: &Path) -> io::Result<bool> {
-    let Some(lock) = Lock::take_left_behind(socket)? else { return Ok(false) };
+pub fn remove_left_behind(socket: &Path, node: &Path) -> io::Result<LeftBehind> {
+    let lock = match Lock::take_left_behind(socket)? {
+        Ok(lock) => lock,
+        Err(other) => return Ok(other),
+    };
     if let Some(device) = lock.left_behind() {
         device.clear_at_last_close()?;
     }
@@ -23,5 +37,5 @@ pub fn remove_left_behind(socket: &Path, node: &Path) -> io::Result<bool> {
     }
     let _ = fs::remove_file(socket);
     lock.remove();
-    Ok(true)
+    Ok(LeftBehind::Removed)
 }

@@ -12,6 +12,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
 use super::StartError;
+use super::left_behind::LeftBehind;
 use super::loop_device::LoopDevice;
 
 /// A held lock.
@@ -45,14 +46,14 @@ impl Lock {
         }
     }
 
-    /// Takes the lock of a keeper that died without removing it; `None`: there is no such keeper, or it lives.
-    pub(super) fn take_left_behind(socket: &Path) -> io::Result<Option<Self>> {
-        if !socket.with_extension("lock").exists() {
-            return Ok(None);
+    /// Takes the lock of a keeper that died without removing it, or says what there is instead.
+    pub(super) fn take_left_behind(socket: &Path) -> io::Result<Result<Self, LeftBehind>> {
+        if !socket.with_extension("lock").try_exists()? {
+            return Ok(Err(LeftBehind::Nothing));
         }
         match Self::take(socket) {
-            Ok(lock) => Ok(Some(lock)),
-            Err(StartError::Running { .. }) => Ok(None),
+            Ok(lock) => Ok(Ok(lock)),
+            Err(StartError::Running { .. }) => Ok(Err(LeftBehind::Alive)),
             Err(StartError::Io { source, .. }) => Err(source),
         }
     }

@@ -76,6 +76,11 @@ impl LoopDevice {
         text.trim().parse().unwrap_or(0)
     }
 
+    /// Bytes of its logical block, if the kernel tells.
+    pub(super) fn block_size(self) -> Option<u32> {
+        fs::read_to_string(self.sys().join("queue/logical_block_size")).ok()?.trim().parse().ok()
+    }
+
     fn sys(self) -> PathBuf {
         PathBuf::from(format!("/sys/block/loop{}", self.number))
     }

@@ -28,6 +28,8 @@ pub(super) mod kind {
     pub(crate) const ENDING: &str = "ending";
     /// Something stands where the node should.
     pub(crate) const NODE: &str = "node";
+    /// The device has other blocks than the engine serves.
+    pub(crate) const BLOCKS: &str = "blocks";
     /// The request makes no sense now.
     pub(crate) const INVALID: &str = "invalid";
     /// A system call failed.

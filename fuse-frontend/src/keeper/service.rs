@@ -370,6 +370,7 @@ impl Service {
             match state.device {
                 Loop::Bound(device) if device.is_bound() => {
                     drop(state);
+                    self.check_blocks(device, block_size)?;
                     // The volume may have grown while nobody served it.
                     Self::grow(&connection, device)?;
                     self.place_node(device)?;
@@ -402,6 +403,20 @@ impl Service {
                     result?;
                 }
             }
+        }
+    }
+
+    /// Who has the device open, or a file system on it, reckons with its blocks.
+    fn check_blocks(&self, device: LoopDevice, ours: u32) -> Result<(), Refusal> {
+        match device.block_size() {
+            Some(theirs) if theirs != ours => {
+                let text = format!(
+                    "{} has blocks of {theirs} bytes, the volume has {ours}: stop what uses it, and detach the volume first",
+                    self.options.node.display()
+                );
+                Err(refuse(kind::BLOCKS, text))
+            }
+            _ => Ok(()),
         }
     }
 

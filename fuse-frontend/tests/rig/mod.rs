@@ -153,8 +153,14 @@ impl Rig {
     }
 
     pub fn spawn(&self) -> Server {
+        self.spawn_with(&[])
+    }
+
+    /// The same with more arguments, of which the last one of a kind counts.
+    pub fn spawn_with(&self, more: &[&str]) -> Server {
         let mut child = Command::new(example())
             .args(&self.arguments)
+            .args(more)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(self.log())

@@ -1,7 +1,7 @@
 //! What of a volume goes with it: its replicas' files, logs and sockets, and its record.
 
-use std::fs::{self, DirEntry};
-use std::io;
+use std::fs::{self, DirEntry, File};
+use std::io::{self, Read as _};
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
@@ -105,7 +105,31 @@ fn remove_replica_files(directory: &Path, erasure: &mut Erasure) -> io::Result<(
 /// True of what a replica makes in its directory.
 fn is_replicas(entry: &DirEntry) -> bool {
     let (name, is_dir) = (entry.file_name(), entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    if is_dir { name == "engine" } else { is_replica_file(&name.to_string_lossy()) }
+    if is_dir {
+        name == ENGINE && holds_records(&entry.path())
+    } else {
+        is_replica_file(&name.to_string_lossy())
+    }
+}
+
+/// The folder of a replica's records (`docs/formats/replica-directory.md`).
+const ENGINE: &str = "engine";
+
+/// True of a folder with a replica's records, each of which begins with its own name, and of one with nothing: many a folder may be
+/// called so on a disk that lies where the replica's was.
+fn holds_records(folder: &Path) -> bool {
+    let Ok(entries) = in_order(folder) else { return false };
+    entries.is_empty() || entries.iter().any(is_record)
+}
+
+fn is_record(entry: &DirEntry) -> bool {
+    let begins = format!("longhorn {} ", entry.file_name().to_string_lossy());
+    let mut read = vec![0; begins.len()];
+    // Whatever else has the name may keep whoever opens it waiting.
+    let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+    is_file
+        && File::open(entry.path()).and_then(|mut file| file.read_exact(&mut read)).is_ok()
+        && read == begins.as_bytes()
 }
 
 /// Longhorn's files: volume.meta, layers, what belongs to them, and what an interrupted change left.
@@ -138,6 +162,31 @@ mod tests {
         assert!(run("umount", &[]).unwrap().success());
         removed.unwrap();
         assert_eq!(left, 0);
+    }
+
+    /// As on a disk that was mounted where the replica's had been.
+    #[test]
+    fn a_folder_that_only_has_the_name_of_a_replicas_own_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = dir.path().join(ENGINE);
+        let remove = || remove_replica_files(dir.path(), &mut Erasure::of([dir.path()])).unwrap();
+        let replica = ReplicaRecord {
+            name: "demo-r-0a1b2c3d".into(),
+            directory: dir.path().to_owned(),
+            imported: false,
+            learner: false,
+        };
+        fs::create_dir(&engine).unwrap();
+        for (name, text) in [("main.c", "int main;"), ("fence", "of wood"), ("layers", "")] {
+            fs::write(engine.join(name), text).unwrap();
+        }
+        assert!(!is_there(&replica), "nothing of it is");
+        remove();
+        assert_eq!(fs::read_dir(&engine).unwrap().count(), 3);
+        fs::write(engine.join("fence"), "longhorn fence 1 0a1b2c3d\n{}\n").unwrap();
+        assert!(is_there(&replica));
+        remove();
+        assert!(!engine.exists());
     }
 
     #[test]

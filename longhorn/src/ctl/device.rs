@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use control::host::Root;
 use fuse_frontend::Holder;
-use fuse_frontend::keeper::{Keeper, KeeperError, remove_left_behind};
+use fuse_frontend::keeper::KeeperError;
 use fuse_frontend::node;
 use iscsi_frontend::initiator;
 use nix::sys::stat::{major, makedev, minor};
 
 use super::output::print;
 use crate::device_names::{DEVICES, device_of, keeper_socket, nbd_identifier, target_name, ublk_owner};
+use crate::living_keeper::living_keeper;
 
 /// Most users that are named in one sentence.
 const NAMED: usize = 3;
@@ -105,15 +106,16 @@ pub(super) fn print_name(numbers: &str) -> Result<()> {
 pub(super) fn release(volume: &str, root: &Root, users: Users) -> Result<()> {
     release_ublk(volume, root, users)?;
     release_kernels(volume, root, users)?;
-    let socket = keeper_socket(volume);
-    let Ok(mut keeper) = Keeper::connect(&socket) else {
-        // If it died as well, the device fails whoever uses it.
-        let device = device_of(volume);
-        return match remove_left_behind(&socket, &device) {
-            Ok(_) => Ok(()),
-            Err(e) => Err(e).with_context(|| device.display().to_string()),
-        };
-    };
+    release_keeper(volume, root, users)?;
+    // Of a device that somebody else has stopped, or that went before its engine had taken the node away.
+    let device = device_of(volume);
+    node::remove_dead(&device).with_context(|| device.display().to_string())
+}
+
+/// The same of a FUSE device, which its keeper holds.
+fn release_keeper(volume: &str, root: &Root, users: Users) -> Result<()> {
+    let (socket, device) = (keeper_socket(volume), device_of(volume));
+    let Some(mut keeper) = living_keeper(&socket, &device)? else { return Ok(()) };
     let info = keeper.info()?;
     if Path::new(&info.owner) != root.path() {
         return Ok(());
@@ -124,8 +126,9 @@ pub(super) fn release(volume: &str, root: &Root, users: Users) -> Result<()> {
         Users::Lose => keeper.abandon(),
     };
     match ended {
-        // It has ended already.
-        Ok(()) | Err(KeeperError::Lost(_)) => Ok(()),
+        Ok(()) => Ok(()),
+        // It has ended before it was through, perhaps.
+        Err(KeeperError::Lost(_)) => living_keeper(&socket, &device).map(drop),
         Err(e) => Err(e).with_context(|| format!("{} cannot be taken away", info.node.display())),
     }
 }

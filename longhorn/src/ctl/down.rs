@@ -1,9 +1,10 @@
 //! `down`: flush and stop.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use control::host::VolumeRecord;
+use control::host::{LockError, Root, VolumeRecord};
 
 use super::args::{DownArgs, Output};
 use super::observe::{VolumeView, has_processes, observe};
@@ -103,7 +104,12 @@ async fn end(
     begins: impl Fn(),
 ) -> Result<VolumeView> {
     let root = &context.root;
-    let (_lock, record) = lock::volume(root, volume)?;
+    let (_lock, record) = match lock::volume(root, volume) {
+        Ok((lock, record)) => (Some(lock), record),
+        // Nobody can take the lock of a root that cannot be written, and there is nothing to change.
+        Err(e) if is_read_only(&e) && is_down(root, volume)? => (None, VolumeRecord::load(root, volume)?),
+        Err(e) => return Err(e),
+    };
     let was_up = has_processes(root, &record)? && !engine::is_left_over(root, &record)?;
     let unclean = match stop(context, &record, progress, begins).await {
         Ok(()) => None,
@@ -115,6 +121,7 @@ async fn end(
         // Of a program that noted nothing; without a note the volume is only not started by itself.
         true if was_up => record.note_up(root),
         true => Ok(()),
+        false if !VolumeRecord::is_noted_up(root, volume) => Ok(()),
         false => record.note_down(root),
     }
     .with_context(|| format!("volume {volume} is down, but its note for `up --all` stays as it was"))?;
@@ -123,4 +130,14 @@ async fn end(
     }
     // It may have been behind its engine.
     observe(root, &VolumeRecord::load(root, volume)?).await
+}
+
+/// True if the volume has no process, and is noted to have none.
+fn is_down(root: &Root, volume: &str) -> Result<bool> {
+    let record = VolumeRecord::load(root, volume)?;
+    Ok(!has_processes(root, &record)? && !VolumeRecord::is_noted_up(root, volume))
+}
+
+fn is_read_only(e: &anyhow::Error) -> bool {
+    matches!(e.downcast_ref(), Some(LockError::Io { source, .. }) if source.kind() == ErrorKind::ReadOnlyFilesystem)
 }

@@ -84,10 +84,17 @@ fn holder(file: &File) -> Option<u32> {
     })
 }
 
-/// What is in a directory, in the order in which it goes: first what says of a replica which snapshots it has.
+/// Records of which each replica has one, by which what is left of it is known as a replica's.
+const SIGNS: [&str; 2] = ["fence", "identity"];
+
+/// What is in a directory, in the order in which it goes: first what says of a replica which snapshots it has, last by what it is
+/// known.
 pub(super) fn in_order(directory: &Path) -> io::Result<Vec<DirEntry>> {
     let mut entries = fs::read_dir(directory)?.collect::<io::Result<Vec<_>>>()?;
-    entries.sort_by_key(|entry| entry.path().extension().is_none_or(|kind| kind != "meta"));
+    entries.sort_by_key(|entry| {
+        let is_sign = SIGNS.iter().any(|sign| entry.file_name() == *sign);
+        (is_sign, entry.path().extension().is_none_or(|kind| kind != "meta"))
+    });
     Ok(entries)
 }
 
@@ -200,13 +207,20 @@ mod tests {
     #[test]
     fn what_tells_of_snapshots_goes_before_their_bytes() {
         let dir = tempfile::tempdir().unwrap();
-        let names =
-            ["volume-snap-a.img", "volume-snap-a.img.meta", "engine", "volume.meta", "volume-head-001.img"];
+        let names = [
+            "volume-snap-a.img",
+            "fence",
+            "volume-snap-a.img.meta",
+            "engine",
+            "volume.meta",
+            "volume-head-001.img",
+        ];
         names.iter().for_each(|name| filled(&dir.path().join(name), 1));
         let order: Vec<_> = in_order(dir.path()).unwrap().iter().map(DirEntry::file_name).collect();
         assert_eq!(order.len(), names.len());
         let is_meta = |name: &std::ffi::OsString| name.to_str().unwrap().ends_with(".meta");
         assert!(order[..2].iter().all(is_meta) && !order[2..].iter().any(is_meta), "{order:?}");
+        assert_eq!(order.last().unwrap(), "fence", "without it nobody knows whose the rest is");
     }
 
     #[test]

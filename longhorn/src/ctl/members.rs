@@ -75,20 +75,17 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
             opened = tokio::time::timeout(OPEN_PATIENCE, opening) => opened.unwrap_or(Ok(()))?,
             () = held.wait() => {}
         }
-        let address = format!("unix:{}", root.data_socket(&replica.name).display());
-        let replica = NamedReplica { name: replica.name.clone(), address };
-        let mut added = engine.replica_add(replica.clone()).await;
-        if added.as_ref().is_err_and(is_gone) {
-            added = connect(root, volume).await?.replica_add(replica).await;
-        }
-        match added {
-            // An engine that was started anew meanwhile has the record's replicas, this one among them.
-            Err(known) if known.code() == tonic::Code::AlreadyExists => Ok(()),
-            added => added.map(drop).map_err(anyhow::Error::from),
-        }
+        take_in(root, volume, &mut engine, &replica.name).await
     };
-    if let Err(refused) = begun.await.map_err(not_taken) {
-        return Err(left(refused, take_back(root, &mut record, &replica).await));
+    match begun.await {
+        Ok(Taken::Yes) => {}
+        // It may be a member by now: without the engine's word its data does not go.
+        Ok(Taken::Unknown) => bail!(
+            "the engine ended before it answered: `longhornctl status {volume}` says whether volume {volume} has replica {0} now, and \
+             `longhornctl replica rm {volume} {0}` deletes it",
+            replica.name
+        ),
+        Err(refused) => return Err(left(not_taken(refused), take_back(root, &mut record, &replica).await)),
     }
     held.let_go();
     drop(lock);
@@ -99,6 +96,40 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
         note_who_has_learnt(root, &mut record).await?;
     }
     told(context, &record, &replica.name, &format!("{volume} has {} replicas", record.replicas.len())).await
+}
+
+/// What an engine has done that was not heard to refuse a replica.
+enum Taken {
+    /// It has it.
+    Yes,
+    /// It was asked, and ended, or did not come back, before its answer was through.
+    Unknown,
+}
+
+/// Has the engine take a replica in that the record has. One that is gone before its answer is through is asked once more.
+///
+/// # Errors
+/// It does not have it.
+async fn take_in(
+    root: &Root,
+    volume: &str,
+    engine: &mut VolumeOperationsClient<Channel>,
+    name: &str,
+) -> Result<Taken> {
+    let address = format!("unix:{}", root.data_socket(name).display());
+    let replica = NamedReplica { name: name.to_owned(), address };
+    let mut added = engine.replica_add(replica.clone()).await;
+    if added.as_ref().is_err_and(is_gone) {
+        let Ok(mut next) = connect(root, volume).await else { return Ok(Taken::Unknown) };
+        added = next.replica_add(replica).await;
+    }
+    match added {
+        Ok(_) => Ok(Taken::Yes),
+        // An engine that was started anew meanwhile has the record's replicas, this one among them.
+        Err(known) if known.code() == tonic::Code::AlreadyExists => Ok(Taken::Yes),
+        Err(lost) if is_gone(&lost) => Ok(Taken::Unknown),
+        Err(refused) => Err(refused.into()),
+    }
 }
 
 /// Why a replica was not added, and what is left of it.

@@ -59,13 +59,16 @@ pub(super) async fn create(context: &Context, volume: &str, new: NewSnapshot) ->
     };
     let printed = match context.output {
         Output::Table => print(&format!("{name}\n")),
-        Output::Json => {
-            let made = snapshots(context, &record).await?.into_iter().find(|s| s.name == name);
-            print_json(&made)
-        }
+        Output::Json => print_snapshot(context, &record, &name).await,
     };
     // Nobody else knows a name that was made up.
     printed.with_context(|| format!("snapshot {name} of volume {volume} was taken"))
+}
+
+/// The snapshot as JSON, as the volume lists it.
+async fn print_snapshot(context: &Context, record: &VolumeRecord, name: &str) -> Result<()> {
+    let made = snapshots(context, record).await?.into_iter().find(|s| s.name == name);
+    print_json(&made.context("it is gone again")?)
 }
 
 /// Why there is no other snapshot of that name, and what to do.

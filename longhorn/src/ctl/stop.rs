@@ -61,9 +61,8 @@ pub(super) async fn stop(
     begins: impl Fn(),
 ) -> Result<()> {
     let (root, volume) = (&context.root, &record.name);
-    // A volume of this name that is up under another root has a device of its own.
-    let live = LiveDirs::default();
-    let is_elsewhere = matches!(live.check_free(volume, root), Err(LiveError::Elsewhere { .. }));
+    // That one has a device of its own.
+    let is_elsewhere = is_elsewhere(root, volume);
     // Where the manager died, too, the next one brings the engine back, and with it an answer to whoever waits at the device.
     if !is_elsewhere && has_processes(root, record)? {
         Manager::ensure(root).await?;
@@ -96,13 +95,18 @@ pub(super) async fn stop(
             );
         }
     }
-    live.forget(volume, root);
+    LiveDirs::default().forget(volume, root);
     match unclean {
         None => Ok(()),
         Some(why) => bail!(
             "volume {volume} is down, but not flushed ({why}): the next `longhornctl up {volume}` repairs what its replicas may differ by"
         ),
     }
+}
+
+/// True if a volume of this name is up under another root.
+pub(super) fn is_elsewhere(root: &Root, volume: &str) -> bool {
+    matches!(LiveDirs::default().check_free(volume, root), Err(LiveError::Elsewhere { .. }))
 }
 
 /// What becomes of those who use the device while no engine serves it. Who has nothing in flight there can close it, and it stays

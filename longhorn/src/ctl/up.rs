@@ -5,6 +5,7 @@
 //! started it is noted that the volume is to be up, which `down` takes back (`up --all`).
 
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
 use control::host::{LiveDirs, Root, VolumeRecord, engine_name};
@@ -14,6 +15,7 @@ use lh_block::format_size;
 
 use super::Context;
 use super::args::{Output, UpArgs};
+use super::device::{self, Users};
 use super::interrupt::written_size;
 use super::manager::Manager;
 use super::observe::{VolumeView, ask_engine, connect_engine, is_for_this_host};
@@ -22,9 +24,16 @@ use super::start::{frontend_of, start, wait_until_usable};
 use super::{delete, engine, grown, interrupt, lock, room, stop};
 use crate::arguments::{Checksum, Frontend, Quorum};
 use crate::daemon::can_be_had;
+use crate::device_names::device_of;
 use crate::kernel;
 use crate::progress::Progress;
 use crate::tell::tell;
+
+/// How long an engine that has just ended may still have an address: its ring outlives it for some milliseconds.
+const FREED: Duration = Duration::from_secs(1);
+
+/// Between two tries.
+const AGAIN: Duration = Duration::from_millis(20);
 
 pub(super) async fn run(context: &Context, volume: &str, options: UpArgs) -> Result<()> {
     let (view, is_new) = bring_up(context, volume, options, &mut Progress::new()).await?;
@@ -96,7 +105,7 @@ async fn bring_up(
     };
     progress.say("taking back what was begun");
     if let Err(left) = take_back(root, &record).await {
-        return Err(e.context(format!("(and the new volume could not be taken back: {left:#})")));
+        return Err(e.context(format!("(and the new volume {volume} could not be taken back: {left:#})")));
     }
     interrupt::leaves(format!("there is no volume {volume}"));
     held.let_go();
@@ -122,6 +131,9 @@ fn new_record(root: &Root, volume: &str, args: &UpArgs) -> Result<VolumeRecord> 
     record.quorum = args.quorum.unwrap_or(Quorum::Any).into();
     record.frontend = frontend.to_string();
     record.listen = listen(args, frontend)?;
+    if let Some(address) = record.listen.or(frontend.usual_address()) {
+        check_free(address)?;
+    }
     record.io_timeout_seconds = args.io_timeout.unwrap_or(record.io_timeout_seconds);
     record.snapshot_max_count = args.snapshot_max_count.unwrap_or(record.snapshot_max_count);
     record.snapshot_max_size = args.snapshot_max_size.unwrap_or(record.snapshot_max_size);
@@ -140,6 +152,17 @@ fn listen(args: &UpArgs, frontend: Frontend) -> Result<Option<SocketAddr>> {
         (Some(_), None) => bail!(
             "--listen is for --frontend nbd-server and iscsi-target: frontend {frontend} serves nothing over TCP"
         ),
+    }
+}
+
+/// Refuses an address that somebody else has, before anything is made there.
+fn check_free(address: SocketAddr) -> Result<()> {
+    let deadline = Instant::now() + FREED;
+    loop {
+        match can_be_had(address) {
+            Err(_) if Instant::now() < deadline => std::thread::sleep(AGAIN),
+            had => return Ok(had?),
+        }
     }
 }
 
@@ -249,14 +272,24 @@ pub(super) fn load_modules(record: &VolumeRecord) {
     }
 }
 
-/// Makes a volume that never came up not exist.
+/// Makes a volume that never came up not exist. Its device may have been there all the same: who has it in use by then keeps it, and
+/// the volume.
 async fn take_back(root: &Root, record: &VolumeRecord) -> Result<()> {
+    // A volume of this name that has come up under another root meanwhile has a device of its own.
+    let is_elsewhere = stop::is_elsewhere(root, &record.name);
+    if !is_elsewhere {
+        device::check_unused(&device_of(&record.name))?;
+    }
     // It may be the instance manager that was lost.
     let mut manager = Manager::ensure(root).await?;
     let engine = engine_name(&record.name);
     manager.end(&[engine]).await?;
     let replicas: Vec<String> = record.replicas.iter().map(|r| r.name.clone()).collect();
     manager.end(&replicas).await?;
+    // An engine that could not end by itself has left its device, and somebody may have come to that.
+    if !is_elsewhere {
+        device::release(&record.name, root, Users::Keep)?;
+    }
     LiveDirs::default().forget(&record.name, root);
     delete::everything(root, record)
 }

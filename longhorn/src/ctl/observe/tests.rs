@@ -21,6 +21,12 @@ async fn a_manager_with_whom_too_many_wait_is_there_and_is_not_waited_for() {
     let same = root.clone();
     std::thread::spawn(move || told.send(has_manager(&same)));
     assert_eq!(heard.recv_timeout(Duration::from_secs(10)), Ok(true));
+    // Nor does who asks where it obeys.
+    std::fs::write(root.manager_lock(), "1\n127.0.0.1:8500\n").unwrap();
+    let (told, heard) = std::sync::mpsc::channel();
+    let same = root.clone();
+    std::thread::spawn(move || told.send(control::manager::obeys_at(&same)));
+    assert_eq!(heard.recv_timeout(Duration::from_secs(10)), Ok(Some("127.0.0.1:8500".to_owned())));
     let refused = super::super::manager::Manager::find(&root).await.unwrap_err().to_string();
     assert!(refused.contains("does not answer") && refused.contains("is killed"), "{refused}");
 }

@@ -401,7 +401,9 @@ fn attach_error(e: AttachError) -> anyhow::Error {
 /// What stands in the way will stand there at the next start, too.
 fn keeper_error(e: KeeperError) -> anyhow::Error {
     match e {
-        KeeperError::Owner(text) | KeeperError::Node(text) => GivesUp(text).into(),
+        KeeperError::Owner(text) | KeeperError::Node(text) | KeeperError::Blocks(text) => {
+            GivesUp(text).into()
+        }
         e => e.into(),
     }
 }

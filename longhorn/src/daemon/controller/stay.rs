@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use control::host::{LiveDirs, Root, create_dir_durably, replace_file};
-use fuse_frontend::keeper::{Keeper, KeeperError, remove_left_behind};
+use fuse_frontend::keeper::KeeperError;
 use fuse_frontend::node;
 use iscsi_frontend::initiator;
 use nix::sys::stat::makedev;
@@ -22,6 +22,7 @@ use nix::sys::stat::makedev;
 use crate::arguments::{DEFAULT_ROOT, ROOT_VARIABLE, process_name, root_path, volume_name};
 use crate::daemon::GivesUp;
 use crate::device_names::{device_of, keeper_socket, nbd_identifier, target_name, ublk_owner};
+use crate::living_keeper::living_keeper;
 use crate::sentence::sentence;
 
 /// Begins or goes on with a stay. The caller holds the volume's name on this host.
@@ -118,22 +119,23 @@ fn abandon_devices(volume: &str, root: &Root) -> Result<()> {
     if let Some(rdev) = rdev.filter(|_| has_kernels) {
         node::remove(&device, rdev).with_context(|| device.display().to_string())?;
     }
-    abandon_keeper(&keeper_socket(volume), volume, root.path())
+    abandon_keeper(&keeper_socket(volume), volume, root.path())?;
+    // Of a device that went before its engine had taken the node away.
+    node::remove_dead(&device).with_context(|| device.display().to_string())
 }
 
 fn abandon_keeper(socket: &Path, volume: &str, root: &Path) -> Result<()> {
-    let Ok(mut keeper) = Keeper::connect(socket) else {
-        // If it died as well, the device fails whoever uses it.
-        let device = device_of(volume);
-        return remove_left_behind(socket, &device).map(drop).with_context(|| device.display().to_string());
-    };
+    let device = device_of(volume);
+    // If it died as well, the device fails whoever uses it.
+    let Some(mut keeper) = living_keeper(socket, &device)? else { return Ok(()) };
     if Path::new(&keeper.info()?.owner) != root {
         return Ok(());
     }
     tracing::warn!("the FUSE device that the volume had here before is taken away");
     match keeper.abandon() {
-        // It has ended already.
-        Ok(()) | Err(KeeperError::Lost(_)) => Ok(()),
+        Ok(()) => Ok(()),
+        // It has ended before it was through, perhaps.
+        Err(KeeperError::Lost(_)) => living_keeper(socket, &device).map(drop),
         Err(e) => Err(e.into()),
     }
 }

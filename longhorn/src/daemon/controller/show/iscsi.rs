@@ -1,6 +1,6 @@
 //! The volume as an iSCSI target.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -10,7 +10,7 @@ use iscsi_frontend::{Listener, Target};
 use super::super::queues::{Order, Queues};
 use super::door::{Door, tcp_at};
 use super::{HideError, host_of};
-use crate::arguments::ISCSI_PORT;
+use crate::arguments::ISCSI_HERE;
 
 /// The number of the volume's disk: Longhorn's targets have it there, behind tgtd's controller with number 0.
 const LUN: u8 = 1;
@@ -35,7 +35,7 @@ impl Iscsi {
         wanted: Option<SocketAddr>,
         mut door: Door,
     ) -> Result<Self> {
-        let address = wanted.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, ISCSI_PORT)));
+        let address = wanted.unwrap_or(ISCSI_HERE);
         let listener = listen(&mut door, address)?;
         let iscsi = Self::on(volume, record, listener, door)?;
         if !iscsi.address.ip().is_loopback() {

@@ -1,0 +1,161 @@
+//! What a command finds that others have left or begun to use, with real processes.
+
+mod host;
+mod stopped;
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use host::{Host, is_healthy, pid, signal, until};
+use nix::sys::signal::Signal;
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use stopped::stand_still;
+
+fn device(host: &Host) -> PathBuf {
+    Path::new("/dev/longhorn").join(&host.volume)
+}
+
+/// A new volume's `up` that stands still as soon as its device is there, or is through by then.
+fn up_that_stands_still(host: &Host) -> Child {
+    let mut up = host
+        .command(&["up", &host.volume, "--size", "16MiB", "--replicas", "1", "--frontend", "fuse"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    until("the device is there", || device(host).exists() || up.try_wait().unwrap().is_some());
+    signal(pid_of(&up), Signal::SIGSTOP);
+    let stat = format!("/proc/{}/stat", up.id());
+    until("it stands still", || {
+        let state = fs::read_to_string(&stat).unwrap_or_default();
+        state.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['T', 'Z']))
+    });
+    up
+}
+
+fn pid_of(child: &Child) -> i32 {
+    i32::try_from(child.id()).unwrap()
+}
+
+/// Whoever waits for a device uses it once it is there, whatever becomes of the command that makes its volume.
+#[test]
+fn a_new_volume_whose_device_somebody_uses_is_not_taken_back() {
+    let Some(host) = Host::new("used") else { return };
+    let volume = host.volume.as_str();
+    if !Path::new("/dev/fuse").exists() || !Path::new("/dev/loop-control").exists() {
+        eprintln!("SKIP a_new_volume_whose_device_somebody_uses: this host has no FUSE or no loop devices");
+        return;
+    }
+    until("it is interrupted in time", || {
+        let mut up = up_that_stands_still(&host);
+        let user = File::open(device(&host)).unwrap();
+        // So that it is not up yet for the command.
+        let engine = pid(&host.status()["engine_pid"]);
+        stand_still(engine);
+        signal(pid_of(&up), Signal::SIGINT);
+        signal(pid_of(&up), Signal::SIGCONT);
+        let mut said = String::new();
+        up.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        let ended = up.wait().unwrap();
+        signal(engine, Signal::SIGCONT);
+        let is_in_time = said.contains("taking back");
+        if is_in_time {
+            assert_eq!(ended.code(), Some(130), "{said}");
+            assert!(said.contains("is in use"), "{said}");
+        }
+        assert_eq!(host.wait("it is up", is_healthy)["engine_pid"], engine);
+        drop(user);
+        host.ok(&["down", volume]);
+        host.ok(&["rm", volume, "--yes"]);
+        is_in_time
+    });
+}
+
+/// A root that can be read alone, until it is dropped.
+struct ReadOnly(PathBuf);
+
+impl ReadOnly {
+    fn new(place: &Path) -> Option<Self> {
+        let mount = |words: &[&str]| Command::new("mount").args(words).status().is_ok_and(|s| s.success());
+        let path = place.to_str().unwrap();
+        if !mount(&["--bind", path, path]) {
+            return None;
+        }
+        let bound = Self(place.to_owned());
+        mount(&["-o", "remount,bind,ro", path]).then_some(bound)
+    }
+}
+
+impl Drop for ReadOnly {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+/// As on a disk that the kernel has made so after an error.
+#[test]
+fn a_volume_that_is_down_is_so_on_a_root_that_cannot_be_written() {
+    let Some(host) = Host::new("readonly") else { return };
+    let volume = host.volume.as_str();
+    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    host.ok(&["down", volume, "--for-now"]);
+    host.kill_everything();
+    let Some(bound) = ReadOnly::new(host.dir.path()) else {
+        eprintln!("SKIP a_volume_that_is_down_is_so: nothing can be mounted");
+        return;
+    };
+    // A start of all would start it again, which cannot be changed.
+    host.refused(&["down", volume], "Read-only");
+    drop(bound);
+    host.ok(&["down", volume]);
+    host.kill_everything();
+    let bound = ReadOnly::new(host.dir.path()).unwrap();
+    let down = host.ok(&["-o", "json", "down", volume]);
+    assert!(down.contains("\"detached\""), "{down}");
+    host.refused(&["up", volume], "read-only");
+    drop(bound);
+}
+
+/// Its numbers go to whatever disk comes next, which whoever opens it by the volume's name would write to.
+#[test]
+fn the_node_of_a_device_that_has_gone_goes_when_its_volume_is_stopped() {
+    let Some(host) = Host::new("node") else { return };
+    let volume = host.volume.as_str();
+    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    host.wait("healthy", is_healthy);
+    fs::create_dir_all("/dev/longhorn").unwrap();
+    // For experiments (Documentation/admin-guide/devices.txt), so there is none.
+    mknod(&device(&host), SFlag::S_IFBLK, Mode::S_IRUSR, makedev(240, 1_048_575)).unwrap();
+    let down = host.run(&["down", volume]);
+    let is_left = device(&host).exists();
+    let _ = fs::remove_file(device(&host));
+    assert!(down.status.success() && !is_left, "{down:?}");
+}
+
+/// Before anything is made, and by the name of what chooses another address.
+#[test]
+fn a_new_volume_is_not_served_where_somebody_else_is() {
+    let Some(host) = Host::new("second") else { return };
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = other.local_addr().unwrap().to_string();
+    let up = [
+        "up",
+        &host.volume,
+        "--size",
+        "16MiB",
+        "--replicas",
+        "1",
+        "--frontend",
+        "nbd-server",
+        "--listen",
+        &at,
+    ];
+    host.refused(&up, &format!("--listen {at}: "));
+    assert!(!host.path("volumes").join(&host.volume).exists());
+    drop(other);
+    host.ok(&up);
+    host.ok(&["down", &host.volume]);
+}
