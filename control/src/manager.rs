@@ -55,7 +55,7 @@ use crate::proto::imrpc::process_manager_service_server::ProcessManagerServiceSe
 use crate::proto::imrpc::proxy_engine_service_server::ProxyEngineServiceServer;
 use crate::proxy::Proxy;
 use crate::tls::TlsError;
-use crate::transport::{TrustedPeers, bind_private};
+use crate::transport::{TrustedPeers, bind_private, connect_within};
 use instance::{Disks, Instances};
 use ports::Ports;
 use program::Programs;
@@ -65,6 +65,9 @@ use service::Service;
 
 /// How often logs are looked at for their size.
 const ROTATION: Duration = Duration::from_secs(5);
+
+/// How long who only looks waits for a manager that takes no connection.
+const GLANCE: Duration = Duration::from_millis(100);
 
 /// After how many looks at their size logs of processes that are no more are looked at: an hour.
 const SWEEP: u32 = 720;
@@ -180,7 +183,11 @@ fn services(root: &Root, registry: &Arc<Registry>) -> Routes {
 pub fn obeys_at(root: &Root) -> Option<String> {
     let said = std::fs::read_to_string(root.manager_lock()).ok()?;
     let address = said.lines().nth(1)?.to_owned();
-    std::os::unix::net::UnixStream::connect(root.manager_socket()).is_ok().then_some(address)
+    match connect_within(GLANCE, &root.manager_socket()) {
+        // There is one with which no more can wait.
+        Err(e) if e.kind() != io::ErrorKind::WouldBlock => None,
+        _ => Some(address),
+    }
 }
 
 /// True if the root has an instance manager, which may be about to begin or to end.
