@@ -146,7 +146,8 @@ impl Unit {
             Decision::Parameters(wanted) => {
                 assert!(wanted <= 65536, "{wanted} bytes of parameters");
                 let list = &data[..data.len().min(wanted as usize)];
-                let after = self.unit.parameters(self.nexus, &cdb, list);
+                let block = self.disk.0.logical_block;
+                let after = self.unit.parameters(self.nexus, &cdb, list, block);
                 assert!(!matches!(after, Decision::Parameters(_)), "parameters for parameters");
             }
             Decision::Work(work) => self.check(&work),

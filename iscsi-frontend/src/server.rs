@@ -149,7 +149,7 @@ impl Server {
 
     /// Serves a connection that was accepted elsewhere, from its login on.
     pub fn adopt(&mut self, ring: &mut Ring, connection: OwnedFd) {
-        if self.ending.is_some() || self.places.len() >= self.limits.connections {
+        if self.ending.is_some() || !self.make_room() {
             debug!("connection refused: {} of {}", self.places.len(), self.limits.connections);
             return;
         }
@@ -165,6 +165,22 @@ impl Server {
         let fd = Fd::from(connection);
         let (slot, serial) = self.places.insert(Box::new(Handshake::new(fd.clone(), self.clock.now(), seed)));
         ring.poll_in(self.token(kind::POLL, slot, serial), &fd);
+    }
+
+    /// Makes room for one more connection, if there is none, by the oldest login that has not come to its end; false if there is no such
+    /// login. Whoever reaches the port may connect as often as he likes and say nothing, and would keep those out who know the secret.
+    fn make_room(&mut self) -> bool {
+        if self.places.len() < self.limits.connections {
+            return true;
+        }
+        let slots = self.places.slots();
+        let begun = slots.filter_map(|slot| {
+            let handshake = self.places.handshake(slot)?;
+            handshake.finished.is_none().then_some((handshake.since, slot))
+        });
+        let Some((_, oldest)) = begun.min() else { return false };
+        debug!(slot = oldest, "login given up for another connection");
+        self.places.end(oldest).is_some()
     }
 
     /// Begins to stop: listens no more and finishes. To be followed by turns until [`Server::is_done`].

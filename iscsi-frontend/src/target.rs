@@ -53,7 +53,8 @@ impl Target {
 /// Bounds of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections, those that log in included. Further ones are closed as soon as they are accepted.
+    /// Connections, those that log in included. A further one takes the place of the oldest login on its way, or is closed as soon as it
+    /// is accepted.
     pub connections: usize,
     /// Sessions, which hold memory of the pool. Further ones are refused in the login.
     pub sessions: usize,

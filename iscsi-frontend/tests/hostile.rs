@@ -460,8 +460,16 @@ fn places_are_bounded() {
     again.ready();
     let idle = [server.connect(), server.connect()];
     server.until("four connections", |load| load.connections == 4);
-    assert_eq!(Client::try_login(&server, 4, PLAIN).err(), Some(0xffff));
+    // Who logs in takes the place of one that has said nothing.
+    assert_eq!(Client::try_login(&server, 4, PLAIN).err(), Some(0x0302));
+    server.until("one of them is gone", |load| load.connections == 3);
+    again.ready_or_well();
     drop(idle);
+    let setup = Setup { limits: |limits| (limits.sessions, limits.connections) = (4, 2), ..Setup::default() };
+    let server = setup.start();
+    let mut both = [1, 2].map(|port| Client::login(&server, port, PLAIN));
+    assert_eq!(Client::try_login(&server, 3, PLAIN).err(), Some(0xffff));
+    both.iter_mut().for_each(Client::ready);
 }
 
 /// Random bytes where a PDU should be, in every phase.

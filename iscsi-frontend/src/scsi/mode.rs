@@ -3,7 +3,7 @@
 //! Two switches exist: the write cache (WCE) and the software write protection (SWP). Both outlive the process
 //! ([`super::keep`]): an initiator that has seen WCE = 0 sends no flushes any more.
 
-use super::command::{Cdb, be16, opcode};
+use super::command::{Cdb, be16, be32, opcode};
 use super::sense::{INVALID_FIELD, INVALID_PARAMETER, PARAMETER_LIST_LENGTH, SAVING_UNSUPPORTED, Sense};
 
 /// Page codes (SPC-4, table 444; SBC-3, table 225).
@@ -151,12 +151,34 @@ pub(crate) fn select_length(cdb: &Cdb) -> Result<u32, Sense> {
     if length > SELECT_MAX { Err(PARAMETER_LIST_LENGTH) } else { Ok(length) }
 }
 
-/// The modes after a MODE SELECT with these parameters.
+/// Refuses a block descriptor of no length that there is, or that asks for blocks of another length than `block`: nobody is to believe
+/// that a format would make them. What it says of the number of blocks means nothing here, and is passed over (SBC-3, 6.5.2).
+fn check_descriptor(list: &[u8], header: usize, length: usize, block: u32) -> Result<(), Sense> {
+    let long = header == 8;
+    // LONGLBA.
+    let is_wide = long && list[4] & 0x01 != 0;
+    let descriptor = match (length, is_wide) {
+        (0, _) => return Ok(()),
+        (8, false) | (16, true) => list.get(header..header + length).ok_or(PARAMETER_LIST_LENGTH)?,
+        _ => return Err(INVALID_PARAMETER.at_parameter(if long { 6 } else { 3 })),
+    };
+    // Of the short one the length has three bytes, behind one that is reserved.
+    let (at, told) = match is_wide {
+        true => (12, be32(descriptor, 12)),
+        false => (5, be32(descriptor, 4) & 0x00ff_ffff),
+    };
+    if told == block {
+        return Ok(());
+    }
+    Err(INVALID_PARAMETER.at_parameter(u16::try_from(header + at).unwrap_or(0)))
+}
+
+/// The modes of a unit with blocks of `block` bytes after a MODE SELECT with these parameters.
 ///
 /// # Errors
-/// INVALID FIELD IN PARAMETER LIST for a page that is not there or a bit that cannot be changed; PARAMETER LIST LENGTH
-/// ERROR for a list that ends in the middle. Nothing is changed then.
-pub(crate) fn mode_select(cdb: &Cdb, list: &[u8], modes: Modes) -> Result<Modes, Sense> {
+/// INVALID FIELD IN PARAMETER LIST for a page that is not there, a bit that cannot be changed, or blocks of another length; PARAMETER
+/// LIST LENGTH ERROR for a list that ends in the middle. Nothing is changed then.
+pub(crate) fn mode_select(cdb: &Cdb, list: &[u8], modes: Modes, block: u32) -> Result<Modes, Sense> {
     if list.is_empty() {
         return Ok(modes);
     }
@@ -166,6 +188,7 @@ pub(crate) fn mode_select(cdb: &Cdb, list: &[u8], modes: Modes) -> Result<Modes,
         return Err(PARAMETER_LIST_LENGTH);
     }
     let descriptor = if long { usize::from(be16(list, 6)) } else { usize::from(list[3]) };
+    check_descriptor(list, header, descriptor, block)?;
     let mut at = header + descriptor;
     let mut after = modes;
     while at < list.len() {
@@ -218,7 +241,13 @@ mod tests {
         let mut cdb = [0; 16];
         cdb[..5].copy_from_slice(&[0x15, 0x10, 0, 0, u8::try_from(list.len()).unwrap()]);
         assert_eq!(select_length(&cdb), Ok(u32::try_from(list.len()).unwrap()));
-        mode_select(&cdb, list, MODES)
+        mode_select(&cdb, list, MODES, 512)
+    }
+
+    fn select10(list: &[u8]) -> Result<Modes, Sense> {
+        let mut cdb = [0; 16];
+        cdb[..9].copy_from_slice(&[0x55, 0x10, 0, 0, 0, 0, 0, 0, u8::try_from(list.len()).unwrap()]);
+        mode_select(&cdb, list, MODES, 512)
     }
 
     #[test]
@@ -244,6 +273,36 @@ mod tests {
         mode_sense(&cdb, MODES, true, (1 << 40, 512), &mut reply).unwrap();
         assert_eq!(reply[3..8], [0x90, 1, 0, 0, 16]);
         assert_eq!(u64::from_be_bytes(reply[8..16].try_into().unwrap()), 1 << 40);
+    }
+
+    #[test]
+    fn blocks_have_the_length_that_they_have() {
+        let off = Ok(Modes { write_cache: false, protected: false });
+        let page = &content(page::CACHING, Modes { write_cache: false, protected: false }, false).0[..];
+        let short = |descriptor: &[u8]| {
+            let length = u8::try_from(descriptor.len()).unwrap();
+            select6(&[&[0, 0, 0, length], descriptor, page].concat())
+        };
+        let long = |wide: u8, descriptor: &[u8]| {
+            let length = u8::try_from(descriptor.len()).unwrap();
+            select10(&[&[0, 0, 0, 0, wide, 0, 0, length], descriptor, page].concat())
+        };
+        // As MODE SENSE tells them, and with another number of blocks.
+        for blocks in [0xff, 0x00] {
+            assert_eq!(short(&[blocks, 0, 0, 0, 0, 0, 2, 0]), off);
+            assert_eq!(long(0, &[blocks, 0, 0, 0, 0, 0, 2, 0]), off);
+            assert_eq!(long(1, &[blocks, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0]), off);
+        }
+        let wrong = |at| Err(INVALID_PARAMETER.at_parameter(at));
+        assert_eq!(short(&[0, 0, 0, 0, 0, 0, 16, 0]), wrong(9));
+        assert_eq!(short(&[0; 8]), wrong(9));
+        assert_eq!(long(0, &[0, 0, 0, 0, 0, 0, 16, 0]), wrong(13));
+        assert_eq!(long(1, &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0]), wrong(20));
+        // Of no length that there is.
+        assert_eq!(short(&[0, 0, 0, 0]), wrong(3));
+        assert_eq!(short(&[0; 16]), wrong(3));
+        assert_eq!((long(0, &[0; 16]), long(1, &[0; 8])), (wrong(6), wrong(6)));
+        assert_eq!(select6(&[0, 0, 0, 8, 0, 0]), Err(PARAMETER_LIST_LENGTH));
     }
 
     #[test]

@@ -399,16 +399,17 @@ impl LogicalUnit {
         Ok(Decision::Good)
     }
 
-    /// The parameters of a command that wanted some have come. What it comes to may be [`Work`] without data, before the answer.
-    pub fn parameters(&mut self, nexus: NexusId, cdb: &Cdb, list: &[u8]) -> Decision {
+    /// The parameters of a command that wanted some have come, of a unit with blocks of `block` bytes. What it comes to may be [`Work`]
+    /// without data, before the answer.
+    pub fn parameters(&mut self, nexus: NexusId, cdb: &Cdb, list: &[u8], block: u32) -> Decision {
         match cdb[0] {
-            opcode::MODE_SELECT_6 | opcode::MODE_SELECT_10 => self.select(nexus, cdb, list),
+            opcode::MODE_SELECT_6 | opcode::MODE_SELECT_10 => self.select(nexus, cdb, list, block),
             _ => self.persistent_reserve(nexus, cdb, list),
         }
     }
 
-    fn select(&mut self, nexus: NexusId, cdb: &Cdb, list: &[u8]) -> Decision {
-        let modes = match mode_select(cdb, list, self.kept.modes) {
+    fn select(&mut self, nexus: NexusId, cdb: &Cdb, list: &[u8], block: u32) -> Decision {
+        let modes = match mode_select(cdb, list, self.kept.modes, block) {
             Ok(modes) if modes == self.kept.modes => {
                 return self.settle().map_or_else(Decision::from, |()| Decision::Good);
             }

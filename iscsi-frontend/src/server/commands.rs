@@ -342,7 +342,7 @@ impl Server {
             return None;
         }
         if task.plan == Plan::Parameters {
-            self.take_parameters(tag);
+            self.take_parameters(tag, device.geometry().logical_block);
         }
         let task = self.tasks.get_mut(tag)?;
         let Stage::Ready(step) = &mut task.stage else { return None };
@@ -375,12 +375,12 @@ impl Server {
     }
 
     /// Ends a command of parameters, or makes it what is to be done to the medium before its answer.
-    fn take_parameters(&mut self, tag: u64) {
+    fn take_parameters(&mut self, tag: u64, block: u32) {
         let Some(task) = self.tasks.get_mut(tag) else { return };
         let list = task.collected.take(task.need as usize).map(|list| list.to_vec()).unwrap_or_default();
         let (cdb, port) = (task.command.cdb, task.port);
         let Some((_, nexus)) = self.ports.get(port).and_then(|port| port.session) else { return };
-        match self.unit.parameters(nexus, &cdb, &list) {
+        match self.unit.parameters(nexus, &cdb, &list, block) {
             Decision::Check(sense) => self.end(tag, Ending::Check(sense, 0)),
             Decision::Conflict => self.end(tag, Ending::Status(status::RESERVATION_CONFLICT)),
             Decision::Work(work) => {

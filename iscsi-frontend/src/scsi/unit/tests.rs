@@ -106,7 +106,7 @@ impl Bench {
             Decision::Parameters(length) => assert_eq!(length as usize, list.len()),
             other => return other,
         }
-        self.unit.parameters(nexus, &padded(cdb), list)
+        self.unit.parameters(nexus, &padded(cdb), list, GEOMETRY.logical_block)
     }
 
     /// PERSISTENT RESERVE OUT.
