@@ -46,7 +46,7 @@ impl Server {
         let failure = whole(c).err().map(|e| note(&self.status, &e));
         if let Some(run) = self.marks.run.as_mut() {
             run.left -= 1;
-            run.failure = run.failure.take().or(failure);
+            run.failure = worse(run.failure.take(), failure);
         }
         self.next_mark_step();
     }
@@ -55,8 +55,7 @@ impl Server {
         let Some(run) = self.marks.run.take_if(|r| r.left == 0 && r.begun == r.write.pages().len()) else {
             return;
         };
-        let failure = run.failure;
-        match (&self.marks.file, failure) {
+        match (&self.marks.file, run.failure.clone()) {
             (Some(file), None) if !run.syncing => {
                 self.ring.fdatasync(Token::new(OWNER, kind::MARK_SYNC, 0, 0), file);
                 self.marks.run = Some(Run { syncing: true, left: 1, failure: None, ..run });
@@ -65,11 +64,24 @@ impl Server {
                 self.store.intent_done(run.write);
                 self.inputs.push_back(Input::Persisted { id: run.id, result: Ok(()) });
             }
-            // Pages are rewritten in place, so a full disk is no excuse; and the store takes no second attempt.
+            // Where a file shares its extents a page that is rewritten needs space. Nothing of what waits for it has begun.
+            (_, Some(Failure::NoSpace)) if !run.syncing => {
+                self.store.intent_put_off(&run.write);
+                self.inputs.push_back(Input::Persisted { id: run.id, result: Err(Failure::NoSpace) });
+            }
+            // What a sync has lost is not written again.
             (_, Some(_)) => {
                 self.inputs.push_back(Input::Persisted { id: run.id, result: Err(Failure::Io) });
             }
         }
+    }
+}
+
+/// A full disk is the least of what can be wrong.
+fn worse(one: Option<Failure>, other: Option<Failure>) -> Option<Failure> {
+    match (one, other) {
+        (Some(Failure::NoSpace) | None, Some(other)) => Some(other),
+        (one, _) => one,
     }
 }
 
@@ -88,6 +100,16 @@ mod tests {
     fn ended(kind: u8, length: u32, result: io::Result<u32>) -> io::Result<()> {
         let token = Token::new(OWNER, kind, 0, length);
         whole(Completion { token, result, more: false, payload: None, accepted: None })
+    }
+
+    #[test]
+    fn a_full_disk_hides_no_other_failure() {
+        use Failure::{Io, NoSpace};
+        for (one, other) in [(Io, NoSpace), (NoSpace, Io)] {
+            assert_eq!(worse(Some(one), Some(other)), Some(Io));
+        }
+        assert_eq!(worse(None, Some(NoSpace)), Some(NoSpace));
+        assert_eq!(worse(Some(NoSpace), None), Some(NoSpace));
     }
 
     #[test]

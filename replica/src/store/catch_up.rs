@@ -151,7 +151,7 @@ impl Directory {
                         self.fs.remove(&self.path.join(meta_name(name)))?;
                     }
                     if file.metadata()?.len() < place.length {
-                        file.set_len(place.length)?;
+                        self.fs.set_length(file, &path, place.length)?;
                         self.fs.sync_file(file, &path)?;
                     }
                 }

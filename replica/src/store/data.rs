@@ -509,6 +509,11 @@ impl Store {
         self.intent.done(write);
     }
 
+    /// There was no space for the pages: nothing was synced, and they are written with the next that [`Store::intent_begin`] gives out.
+    pub fn intent_put_off(&mut self, write: &IntentWrite) {
+        self.intent.put_off(write);
+    }
+
     /// The intent bitmap's file.
     pub const fn intent_file(&self) -> &Arc<File> {
         self.intent.file()

@@ -216,6 +216,13 @@ impl Intent {
         self.writing = false;
     }
 
+    /// The write that was begun found no space, and nothing of it is needed: its pages go with the next one.
+    pub(super) fn put_off(&mut self, write: &IntentWrite) {
+        self.writing = false;
+        let numbers = write.pages.iter().filter_map(|(offset, _)| usize::try_from(offset / PAGE as u64).ok());
+        self.changed.extend(numbers);
+    }
+
     /// Takes every mark back in memory; pages to write.
     pub(super) fn clear_all(&mut self) -> Vec<(u64, Vec<u8>)> {
         self.clear(Extent::new(0, self.size));
@@ -345,6 +352,18 @@ mod tests {
         intent.clear(three);
         intent.mark(three);
         assert!(intent.is_marked(3) && !intent.was_found_marked(3));
+    }
+
+    #[test]
+    fn pages_that_found_no_space_go_with_the_next() {
+        let (_dir, mut intent) = fixture(1 << 30);
+        let chunk = intent.chunk;
+        intent.mark(Extent::new(3 * chunk, 1));
+        let refused = intent.begin().unwrap();
+        intent.put_off(&refused);
+        let begun = intent.begin().unwrap();
+        write(&intent.file, begun.pages()).unwrap();
+        assert_eq!(again(&intent).unwrap().ranges(), [Extent::new(3 * chunk, chunk)]);
     }
 
     #[test]

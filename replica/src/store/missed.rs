@@ -168,11 +168,13 @@ impl Directory {
         if self.epoch.as_ref().is_none_or(|e| e.out.is_empty()) {
             return Ok(());
         }
-        let file = disk::open_layer(&self.engine().join(FILE), true, false)?;
+        let path = self.engine().join(FILE);
+        let file = disk::open_layer(&path, true, false)?;
+        self.fs.overwrites(&path)?;
         for (chunk, trail) in trails {
             file.write_all_at(&encode(self.identity.volume, *chunk, trail), (chunk + 1) * SLOT as u64)?;
         }
-        file.sync_data()
+        self.fs.sync_file(&file, &path)
     }
 
     fn open_missed(&self) -> io::Result<Option<File>> {

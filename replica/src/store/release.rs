@@ -181,6 +181,7 @@ impl Release {
             if !(marked.is_empty() && holes.is_empty()) {
                 self.fs.remove(&self.path.join(format!("{}.checksum", layer.file_name)))?;
             }
+            self.fs.overwrites(&path)?;
             for zero in hiding.iter() {
                 make_unwritten(&layer.file, bytes(zero))?;
             }

@@ -293,9 +293,13 @@ impl ZeroMap {
 
     /// Makes room in the file for the marks of a range, so that [`Self::set`] does not fail on a full disk.
     pub(super) fn reserve(&self, range: Range<u64>) -> io::Result<()> {
-        let first = range.start / PAGE_BLOCKS + 1;
-        let end = range.end.div_ceil(PAGE_BLOCKS) + 1;
-        disk::allocate(&self.file, first * PAGE as u64, (end - first) * PAGE as u64)
+        let pages = range.start / PAGE_BLOCKS..range.end.div_ceil(PAGE_BLOCKS);
+        let length = (pages.end - pages.start) * PAGE as u64;
+        match disk::allocate(&self.file, (pages.start + 1) * PAGE as u64, length) {
+            // Some file systems take no space ahead (ext4, if it was made as ext3), but for what is written.
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => self.write_as_they_are(pages),
+            done => done,
+        }
     }
 
     /// The range is zero from now on: writes the marks into the page cache.
@@ -379,16 +383,22 @@ impl ZeroMap {
     fn write_pages(&mut self, changed: &RangeSet) -> io::Result<()> {
         let mut next = 0;
         for range in changed.iter() {
-            let last = (range.end - 1) / PAGE_BLOCKS;
-            let mut at = next.max(range.start / PAGE_BLOCKS);
-            while at <= last {
-                let end = (last + 1).min(at + PAGES_AT_ONCE);
-                let pages: Vec<u8> = (at..end).flat_map(|n| self.encode_page(n + 1)).collect();
-                self.file.write_all_at(&pages, (at + 1) * PAGE as u64)?;
-                self.unsynced = true;
-                at = end;
-            }
-            next = last + 1;
+            let end = (range.end - 1) / PAGE_BLOCKS + 1;
+            self.unsynced = true;
+            self.write_as_they_are(next.max(range.start / PAGE_BLOCKS)..end)?;
+            next = end;
+        }
+        Ok(())
+    }
+
+    /// Writes pages, counted from the first behind the header, into the page cache.
+    fn write_as_they_are(&self, pages: Range<u64>) -> io::Result<()> {
+        let mut at = pages.start;
+        while at < pages.end {
+            let end = pages.end.min(at + PAGES_AT_ONCE);
+            let bytes: Vec<u8> = (at..end).flat_map(|n| self.encode_page(n + 1)).collect();
+            self.file.write_all_at(&bytes, (at + 1) * PAGE as u64)?;
+            at = end;
         }
         Ok(())
     }

@@ -792,6 +792,73 @@ fn catching_up() {
     );
 }
 
+/// A head that stays is as long as its volume has become meanwhile, also when the power goes.
+#[test]
+fn catching_up_with_a_volume_that_has_grown() {
+    let layer = |name: &str, parent: &str, length| LayerInfo {
+        name: name.into(),
+        parent: parent.into(),
+        created: "2026-11-20T06:03:39Z".into(),
+        length,
+        ..LayerInfo::default()
+    };
+    let chain = [layer("one", "", SIZE), layer("", "one", 2 * SIZE)];
+    at_every_step(
+        |path| {
+            sample(path);
+            let mut volume = Volume::open(path).unwrap();
+            let epoch = Epoch { generation: Generation::from(5), id: Instance(5), ..Epoch::default() };
+            assert!(volume.directory.store_epoch(epoch).unwrap());
+        },
+        |path, tape| {
+            let Ok(mut volume) = Volume::open_taped(path, tape) else { return false };
+            let parts = volume.directory.begin_catch_up(2 * SIZE, &chain, &Keep::default());
+            parts.is_ok_and(|parts| {
+                drop(volume.store.replace(parts));
+                true
+            })
+        },
+        |path, finished, what| {
+            let volume = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let state = volume.directory.state();
+            assert!(!finished || (state.size == 2 * SIZE && state.kept.is_some()), "{what}");
+            if !state.rebuilding || state.kept.is_some() {
+                assert_eq!(volume.blocks()[..9], SAMPLE, "{what}");
+            }
+        },
+    );
+}
+
+/// A chunk's mark goes once the trail is saved: from then on nothing else tells of what was written there.
+#[test]
+fn trails_of_who_is_out() {
+    let epoch = |counter: u64, members: &[&str]| Epoch {
+        generation: Generation::from(5),
+        counter,
+        members: members.iter().map(|m| (*m).to_owned()).collect(),
+        id: Instance(counter.into()),
+        after: None,
+    };
+    let out = || vec![Outsider { replica: "2".into(), base: epoch(1, &["1", "2"]) }];
+    at_every_step(
+        |path| {
+            sample(path);
+            let mut volume = Volume::open(path).unwrap();
+            assert!(volume.directory.store_epoch_and_outsiders(epoch(2, &["1"]), out()).unwrap());
+        },
+        |path, tape| {
+            let volume = Volume::open_taped(path, tape);
+            volume.is_ok_and(|mut volume| volume.directory.store_missed(&[(0, [3; 16])]).is_ok())
+        },
+        |path, finished, what| {
+            let volume = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let missed = volume.directory.missed().unwrap();
+            assert_eq!(missed.out, out(), "{what}");
+            assert!(!finished || missed.trails == [(0, [3; 16])], "{what}: {missed:?}");
+        },
+    );
+}
+
 /// Both or neither: a replica that is whole in its older epoch would be taken for one that has what the others of that have.
 #[test]
 fn a_rebuild_ends_with_the_epoch_that_was_stored_meanwhile() {

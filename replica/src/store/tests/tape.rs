@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -100,9 +101,7 @@ impl Tape {
     /// overwritten.
     pub(crate) fn lose_unsynced(&self) {
         let contents = std::mem::take(&mut self.state.lock().unwrap().contents);
-        for (path, content) in contents {
-            std::fs::write(path, content).unwrap();
-        }
+        contents.iter().for_each(|(path, content)| put_back(path, content));
         let files = std::mem::take(&mut self.state.lock().unwrap().files);
         for (path, length) in files.iter().filter(|(path, _)| path.is_file()) {
             let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
@@ -140,6 +139,17 @@ impl Tape {
         }
         state.note(step);
         Ok(())
+    }
+}
+
+/// Blocks of zeroes are holes again: of a layer they are none of its data.
+fn put_back(path: &Path, content: &[u8]) {
+    let file = std::fs::OpenOptions::new().write(true).truncate(true).open(path).unwrap();
+    file.set_len(content.len() as u64).unwrap();
+    for (block, at) in content.chunks(4096).zip((0..).step_by(4096)) {
+        if block.iter().any(|byte| *byte != 0) {
+            file.write_all_at(block, at).unwrap();
+        }
     }
 }
 
