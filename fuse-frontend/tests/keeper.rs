@@ -208,6 +208,34 @@ fn a_keeper_adopts_no_second_connection_and_no_device_that_has_gone() {
     rig.stop();
 }
 
+/// Without them nobody sees that requests wait for an engine.
+#[test]
+fn a_number_whose_statistics_somebody_has_left_off_counts_its_requests() {
+    if skip("a_number_whose_statistics_somebody_has_left_off_counts_its_requests", &[]) {
+        return;
+    }
+    let bound = |turn: u32| {
+        let rig = Rig::start(&format!("counts{turn}"), 16 * MIB, 512, false);
+        let setting = format!("/sys/block/loop{}/queue/iostats", rig.info().loop_number.unwrap());
+        (rig, setting)
+    };
+    // Another test may take the number meanwhile.
+    for turn in 0..20 {
+        let (first, setting) = bound(2 * turn);
+        fs::write(&setting, "0").unwrap();
+        first.stop();
+        let (second, next) = bound(2 * turn + 1);
+        let counts = fs::read_to_string(&next).unwrap();
+        fs::write(&setting, "1").unwrap();
+        second.stop();
+        if next == setting {
+            assert_eq!(counts.trim(), "1");
+            return;
+        }
+    }
+    panic!("no number was had twice");
+}
+
 /// Whoever has the device open reckons with its blocks.
 #[test]
 fn an_engine_with_other_blocks_does_not_take_the_device_over() {

@@ -47,12 +47,29 @@ impl LoopDevice {
             free.remove_partitions()?;
             let opened = free.open()?;
             match loops::configure(opened.as_fd(), file.as_fd(), block_size, name) {
-                Ok(()) => return Ok(Self { sequence: free.current_sequence(), ..free }),
+                Ok(()) => {
+                    free.count_requests();
+                    return Ok(Self { sequence: free.current_sequence(), ..free });
+                }
                 Err(e) if e.kind() == io::ErrorKind::ResourceBusy => last = e,
                 Err(e) => return Err(e),
             }
         }
         Err(last)
+    }
+
+    /// By its statistics it is seen whether requests wait at the device. Who had the number before may have left them off.
+    fn count_requests(self) {
+        let setting = self.sys().join("queue/iostats");
+        if fs::read_to_string(&setting).is_ok_and(|now| now.trim() == "0")
+            && let Err(e) = fs::write(&setting, "1")
+        {
+            tracing::warn!(
+                "{} does not count its requests ({}: {e})",
+                self.path().display(),
+                setting.display()
+            );
+        }
     }
 
     pub(super) fn path(self) -> PathBuf {
