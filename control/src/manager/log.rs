@@ -4,6 +4,7 @@
 //! is there is copied to `NAME.log.1`, and the file cut to nothing. All writers append, so the next line lands at its
 //! beginning. A line written between the last copied byte and the cut is lost; everything older than the copy, too.
 
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -18,6 +19,9 @@ pub(super) const LEFT_MAX: u64 = 100 << 20;
 
 /// Longest line that is told; the rest of a longer one is left out.
 const LINE_MAX: u64 = 64 << 10;
+
+/// Bytes of lines that are read at once, or a line more.
+const PORTION: usize = 64 << 10;
 
 /// Bytes at the end of a log in which the last line is looked for.
 const TAIL: u64 = 4 << 10;
@@ -137,30 +141,56 @@ fn reason_above(lines: &[&str]) -> Option<String> {
     Some(said.join(" ").trim_start_matches("error: ").to_owned())
 }
 
-/// Calls `line` for each line of the log, the older part first, until it returns false.
-pub(super) fn read_lines(path: &Path, mut line: impl FnMut(String) -> bool) -> io::Result<()> {
-    for part in [older(path), path.to_owned()] {
-        let mut log = match File::open(part) {
-            Ok(log) => BufReader::new(log),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-            Err(e) => return Err(e),
-        };
+/// The lines of a log, the older part first. They are read portion by portion, so that between two of them no thread waits for whoever
+/// takes them.
+#[derive(Debug)]
+pub(super) struct Lines {
+    /// Those that have not been opened.
+    parts: VecDeque<PathBuf>,
+    open: Option<BufReader<File>>,
+}
+
+impl Lines {
+    pub(super) fn of(path: &Path) -> Self {
+        Self { parts: [older(path), path.to_owned()].into(), open: None }
+    }
+
+    /// The next portion; none: that was all.
+    pub(super) fn portion(&mut self) -> io::Result<Vec<String>> {
+        let (mut lines, mut bytes) = (Vec::new(), 0);
+        while bytes < PORTION
+            && let Some(line) = self.line()?
+        {
+            bytes += size_of::<String>() + line.len();
+            lines.push(line);
+        }
+        Ok(lines)
+    }
+
+    fn line(&mut self) -> io::Result<Option<String>> {
         loop {
+            let Some(log) = &mut self.open else {
+                let Some(part) = self.parts.pop_front() else { return Ok(None) };
+                self.open = match File::open(part) {
+                    Ok(log) => Some(BufReader::new(log)),
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+                    Err(e) => return Err(e),
+                };
+                continue;
+            };
             let mut bytes = Vec::new();
             if log.by_ref().take(LINE_MAX).read_until(b'\n', &mut bytes)? == 0 {
-                break;
+                self.open = None;
+                continue;
             }
             if bytes.last() == Some(&b'\n') {
                 bytes.pop();
             } else {
                 log.skip_until(b'\n')?;
             }
-            if !line(String::from_utf8_lossy(&bytes).into_owned()) {
-                return Ok(());
-            }
+            return Ok(Some(String::from_utf8_lossy(&bytes).into_owned()));
         }
     }
-    Ok(())
 }
 
 fn older(path: &Path) -> PathBuf {
@@ -172,6 +202,16 @@ fn older(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn all_lines(path: &Path) -> Vec<String> {
+        let (mut log, mut all) = (Lines::of(path), Vec::new());
+        loop {
+            match log.portion().unwrap() {
+                portion if portion.is_empty() => return all,
+                portion => all.extend(portion),
+            }
+        }
+    }
 
     #[test]
     fn rotation_bounds_the_log_and_keeps_the_order() {
@@ -185,12 +225,7 @@ mod tests {
             assert!(std::fs::metadata(&path).unwrap().len() <= 110);
         }
         assert!(std::fs::metadata(older(&path)).unwrap().len() <= 120);
-        let mut lines = Vec::new();
-        read_lines(&path, |line| {
-            lines.push(line);
-            true
-        })
-        .unwrap();
+        let lines = all_lines(&path);
         assert!(lines.len() > 10);
         let expected: Vec<String> = (200 - lines.len()..200).map(|n| format!("line {n}")).collect();
         assert_eq!(lines, expected);
@@ -283,12 +318,19 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("p.log");
         std::fs::write(&path, format!("{}\nshort", "x".repeat(200_000))).unwrap();
-        let mut lengths = Vec::new();
-        read_lines(&path, |line| {
-            lengths.push(line.len() as u64);
-            true
-        })
-        .unwrap();
+        let lengths: Vec<u64> = all_lines(&path).iter().map(|line| line.len() as u64).collect();
         assert_eq!(lengths, [LINE_MAX, 5]);
+    }
+
+    #[test]
+    fn a_portion_is_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("p.log");
+        std::fs::write(&path, format!("{}\n", "x".repeat(50_000)).repeat(5)).unwrap();
+        let mut log = Lines::of(&path);
+        let portions: Vec<usize> = (0..4).map(|_| log.portion().unwrap().len()).collect();
+        assert_eq!(portions, [2, 2, 1, 0]);
+        std::fs::write(&path, "\n".repeat(PORTION)).unwrap();
+        assert!(Lines::of(&path).portion().unwrap().len() < PORTION);
     }
 }

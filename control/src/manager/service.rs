@@ -1,5 +1,7 @@
 //! The manager's gRPC face.
 
+use std::io;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -8,7 +10,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::log;
+use super::log::Lines;
 use super::ports::PortError;
 use super::program::ProgramError;
 use super::registry::{Registry, RegistryError};
@@ -90,15 +92,44 @@ pub(super) fn check_signal(signal: &str) -> Result<(), Status> {
 pub(super) fn log_lines(registry: &Registry, name: &str) -> Result<Streaming<LogResponse>, Status> {
     registry.get(name)?;
     let path = registry.root().log(name);
-    let (lines, receiver) = mpsc::channel(STREAM_DEPTH);
-    tokio::task::spawn_blocking(move || {
-        let read = log::read_lines(&path, |line| lines.blocking_send(Ok(LogResponse { line })).is_ok());
-        if let Err(e) = read {
-            // The client may be gone, too.
-            let _ = lines.blocking_send(Err(Status::internal(format!("{}: {e}", path.display()))));
-        }
-    });
+    let (sender, receiver) = mpsc::channel(STREAM_DEPTH);
+    tokio::spawn(tell_lines(path, sender));
     Ok(Box::pin(ReceiverStream::new(receiver)))
+}
+
+/// Hands a log on as its client takes it. A client that does not keeps no thread: there are only so many, and processes are started by
+/// them, too.
+async fn tell_lines(path: PathBuf, sender: mpsc::Sender<Result<LogResponse, Status>>) {
+    let mut log = Lines::of(&path);
+    loop {
+        let lines = match next_portion(log).await {
+            Ok((_, lines)) if lines.is_empty() => return,
+            Ok((rest, lines)) => {
+                log = rest;
+                lines
+            }
+            Err(e) => {
+                // The client may be gone, too.
+                let _ = sender.send(Err(unread(&path, &e))).await;
+                return;
+            }
+        };
+        for line in lines {
+            if sender.send(Ok(LogResponse { line })).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Reads on, off the thread that watches everybody.
+async fn next_portion(mut log: Lines) -> io::Result<(Lines, Vec<String>)> {
+    let read = tokio::task::spawn_blocking(move || log.portion().map(|lines| (log, lines)));
+    read.await.map_err(io::Error::other)?
+}
+
+fn unread(path: &Path, e: &io::Error) -> Status {
+    Status::internal(format!("{}: {e}", path.display()))
 }
 
 /// An answer that goes on.
