@@ -295,12 +295,13 @@ impl Cluster {
         self.find(name).await
     }
 
-    /// Nodes on which a pod of this driver's controller is, as the manifests make them, and stays.
-    pub(crate) async fn controllers(&self) -> Result<BTreeSet<String>, Refused> {
+    /// The pods of this driver's controller, as the manifests make them, that stay: the node of each.
+    pub(crate) async fn controllers(&self) -> Result<BTreeMap<String, String>, Refused> {
         let those = ListParams::default().labels(CONTROLLERS);
         let pods = Api::<Pod>::namespaced(self.client.clone(), &self.namespace).list(&those).await?;
         let stays = |pod: &Pod| pod.metadata.deletion_timestamp.is_none();
-        Ok(pods.items.into_iter().filter(stays).filter_map(|pod| pod.spec?.node_name).collect())
+        let place = |pod: Pod| Some((pod.metadata.name?, pod.spec?.node_name?));
+        Ok(pods.items.into_iter().filter(stays).filter_map(place).collect())
     }
 
     /// True if the API server answers.

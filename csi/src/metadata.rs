@@ -29,7 +29,7 @@ use crate::proto::csi::{
 };
 use crate::refused::required;
 
-pub(crate) use hold::forget_tickets;
+pub(crate) use hold::Tickets;
 
 /// Tuples of a message where the caller leaves it to us: some 20 KiB.
 const TUPLES: usize = 1024;
@@ -41,8 +41,7 @@ const WAITING: usize = 2;
 #[derive(Clone)]
 pub(crate) struct MetadataService {
     pub(crate) cluster: Cluster,
-    /// The driver's node.
-    pub(crate) node: String,
+    pub(crate) tickets: Tickets,
     pub(crate) source: Source,
 }
 
@@ -133,7 +132,7 @@ impl MetadataService {
             Err(e) => return drop(sender.send(Err(e.into())).await),
         };
         let sent = self.send_pages(&wanted, held.holders(), &sender).await;
-        held.release(&self.cluster).await;
+        self.release(held).await;
         if let Err(e) = sent {
             tracing::info!(volume = wanted.volume, snapshot = wanted.snapshot, error = %e, "no metadata");
             // Nobody listens if the caller has gone, which is no matter.

@@ -16,7 +16,7 @@ use crate::cluster::Cluster;
 use crate::controller::ControllerService;
 use crate::guard::Guard;
 use crate::identity::IdentityService;
-use crate::metadata::{MetadataService, Source, forget_tickets};
+use crate::metadata::{MetadataService, Source, Tickets};
 use crate::node::{FileSystemService, NodeService, Trims};
 use crate::proto::csi::controller_server::ControllerServer;
 use crate::proto::csi::group_controller_server::GroupControllerServer;
@@ -25,6 +25,9 @@ use crate::proto::csi::node_server::NodeServer;
 use crate::proto::csi::snapshot_metadata_server::SnapshotMetadataServer;
 use crate::proto::registration::registration_server::RegistrationServer;
 use crate::registration::RegistrationService;
+
+/// How long a driver that is to end tries to let go of what it keeps attached.
+const LET_GO: Duration = Duration::from_secs(10);
 
 /// How to run a driver.
 #[derive(Clone, Debug)]
@@ -119,9 +122,9 @@ pub async fn run(
         cluster = cluster.with_patience(patience);
     }
     let controller = ControllerService::new(cluster.clone(), options.most_volumes);
-    let metadata =
-        MetadataService { cluster: cluster.clone(), node: options.node.clone(), source: snapshots };
-    if let Err(e) = forget_tickets(&cluster, &options.node).await {
+    let tickets = Tickets::of(&options.node);
+    let metadata = MetadataService { cluster: cluster.clone(), tickets: tickets.clone(), source: snapshots };
+    if let Err(e) = tickets.forget_others(&cluster).await {
         // A driver that serves a kubelet alone may not see attachments, and has put no tickets there.
         tracing::debug!(error = %e, "tickets of an earlier driver are not looked for");
     }
@@ -134,7 +137,7 @@ pub async fn run(
         trims: Trims::default(),
     };
     let server = Server::builder()
-        .add_service(IdentityServer::new(IdentityService { cluster }))
+        .add_service(IdentityServer::new(IdentityService { cluster: cluster.clone() }))
         .add_service(ControllerServer::new(controller.clone()))
         .add_service(GroupControllerServer::new(controller))
         .add_service(SnapshotMetadataServer::new(metadata))
@@ -149,7 +152,11 @@ pub async fn run(
         ended = serve => Ok(ended?),
         ended = register => ended,
         ended = answer_probes(&options) => ended,
-        () = &mut stop => Ok(()),
+        () = &mut stop => {
+            // What is not let go of now the next driver does.
+            let _ = tokio::time::timeout(LET_GO, tickets.let_go(&cluster)).await;
+            Ok(())
+        }
     }
 }
 

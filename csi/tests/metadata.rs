@@ -18,6 +18,7 @@ use proto::plugin_capability::service::Type as Service;
 use proto::snapshot_metadata_client::SnapshotMetadataClient;
 use proto::{BlockMetadataType, GetMetadataAllocatedRequest, GetMetadataDeltaRequest};
 use serde_json::json;
+use tokio::sync::oneshot;
 use tonic::Code;
 
 /// What replicas say.
@@ -247,4 +248,46 @@ async fn a_driver_that_starts_lets_go_what_the_one_before_it_kept() {
     cluster.server.fix("volumeattachments", "a");
     let _scratch = cluster.start_again(Arc::new(Fake::default()));
     let_go(&cluster, 2).await;
+}
+
+/// Of two controllers on one node, as of a cluster of one, and while a Deployment is rolled out.
+#[tokio::test]
+async fn what_another_driver_of_the_node_keeps_stays_as_long_as_that_is_there() {
+    let (cluster, _) = start().await;
+    let ticket =
+        |host: &str| json!({ "type": "snapshot-controller", "nodeID": "n1", "parameters": { "host": host } });
+    let own = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim_end().to_owned();
+    let left = json!({ "spec": { "attachmentTickets": {
+        "snapshot-metadata-n1-1": ticket("there"), "snapshot-metadata-n1-2": ticket(&own) } } });
+    cluster.server.apply("volumeattachments", "v", &left);
+    let pod = json!({
+        "metadata": { "labels": { "app.kubernetes.io/component": "csi-controller" } }, "spec": { "nodeName": "n1", "containers": [] },
+    });
+    cluster.server.apply("core/pods", "there", &pod);
+    let _scratch = cluster.start_until(Arc::new(Fake::default()), std::future::pending()).await;
+    let_go(&cluster, 1).await;
+    let attachment = cluster.server.get("volumeattachments", "v").unwrap();
+    assert!(attachment["spec"]["attachmentTickets"]["snapshot-metadata-n1-1"].is_object(), "{attachment}");
+    // Another pod has taken its place.
+    cluster.server.delete("core/pods", "there");
+    let _scratch = cluster.start_until(Arc::new(Fake::default()), std::future::pending()).await;
+    let_go(&cluster, 0).await;
+}
+
+#[tokio::test]
+async fn a_driver_that_ends_lets_go_what_it_keeps() {
+    let (cluster, fake) = start().await;
+    cluster.hold_attachments("not now");
+    let (stop, stopped) = oneshot::channel::<()>();
+    let (channel, _scratch) = cluster.start_until(Arc::new(fake), async { drop(stopped.await) }).await;
+    let request =
+        GetMetadataAllocatedRequest { snapshot_id: "snap://v/two".to_owned(), ..Default::default() };
+    let _waits = SnapshotMetadataClient::new(channel).get_metadata_allocated(request).await.unwrap();
+    let until = Instant::now() + PATIENCE;
+    while tickets(&cluster) == 0 {
+        assert!(Instant::now() < until, "the volume is not asked for");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    stop.send(()).unwrap();
+    let_go(&cluster, 0).await;
 }

@@ -2,8 +2,11 @@
 //! replicas. The ticket ranks behind everybody who wants the volume for itself: whoever needs it elsewhere takes it, the
 //! stream ends with an error, and the caller goes on from where it was.
 
-use std::collections::BTreeSet;
+use std::collections::hash_map::RandomState;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kube::ResourceExt;
 use lh_cluster::api::{
@@ -20,8 +23,110 @@ use crate::cluster::Cluster;
 /// Tickets of this service begin so.
 const TICKET: &str = "snapshot-metadata";
 
-/// Tells the tickets of one process apart.
-static COUNT: AtomicU64 = AtomicU64::new(0);
+/// The parameter of a ticket that names the host of its driver: of a pod its name. On one node there may be several.
+const HOST: &str = "host";
+
+/// The tickets of one driver.
+#[derive(Clone, Debug)]
+pub(crate) struct Tickets {
+    /// Its node and its host.
+    node: String,
+    host: String,
+    /// The number of the next one. Each driver begins anywhere: none takes another one's for its own, and lets it go.
+    next: Arc<AtomicU64>,
+    /// Those that are on attachments, and of which volume.
+    held: Arc<Mutex<BTreeMap<String, String>>>,
+}
+
+impl Tickets {
+    /// Those of this process, as the driver of a node.
+    pub(crate) fn of(node: &str) -> Self {
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let first = RandomState::new().hash_one(node);
+        Self {
+            node: node.to_owned(),
+            host: host.trim_end().to_owned(),
+            next: Arc::new(AtomicU64::new(first)),
+            held: Arc::default(),
+        }
+    }
+
+    fn held(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A ticket that nobody has had, for a volume that is to be on a node.
+    fn wish(&self, node: String) -> AttachmentTicket {
+        let frontend = (DISABLE_FRONTEND.to_owned(), true.to_string());
+        AttachmentTicket {
+            id: format!("{}{}", prefix(&self.node), self.next.fetch_add(1, Ordering::Relaxed)),
+            kind: TicketType::Snapshot,
+            node_id: node,
+            parameters: [frontend, (HOST.to_owned(), self.host.clone())].into(),
+            ..AttachmentTicket::default()
+        }
+    }
+
+    /// Puts a ticket on a volume's attachment.
+    async fn take(&self, cluster: &Cluster, volume: &str, wish: &AttachmentTicket) -> Result<(), Refused> {
+        self.held().insert(wish.id.clone(), volume.to_owned());
+        cluster.set_ticket(volume, &wish.id, Some(wish)).await
+    }
+
+    /// Takes it off.
+    async fn give_back(&self, cluster: &Cluster, volume: &str, ticket: &str) {
+        match cluster.set_ticket(volume, ticket, None).await {
+            Ok(()) => drop(self.held().remove(ticket)),
+            Err(e) => tracing::warn!(volume, error = %e, "the volume stays attached"),
+        }
+    }
+
+    /// Takes off all that are left, as far as that can be said now: the driver ends, and nobody streams any more.
+    pub(crate) async fn let_go(&self, cluster: &Cluster) {
+        let held = self.held().clone();
+        for (ticket, volume) in held {
+            self.give_back(cluster, &volume, &ticket).await;
+        }
+    }
+
+    /// Takes off what drivers that are gone have left on attachments: those of this node, and those of nodes on which there is none any
+    /// more, which may never have one again.
+    pub(crate) async fn forget_others(&self, cluster: &Cluster) -> Result<(), Refused> {
+        let attachments = cluster.all::<VolumeAttachment>(None).await?;
+        let pods = cluster.controllers().await.unwrap_or_else(|e| {
+            tracing::debug!(error = %e, "which other drivers there are is not known");
+            BTreeMap::new()
+        });
+        for attachment in attachments {
+            let tickets = attachment.spec.attachment_tickets.iter();
+            for (ticket, _) in tickets.filter(|(id, ticket)| self.is_left(id, ticket, &pods)) {
+                let volume = attachment.name_any();
+                match cluster.set_ticket(&volume, ticket, None).await {
+                    Err(e @ Refused::Unavailable(_)) => return Err(e),
+                    // One that cannot be changed keeps no other one.
+                    Err(e) => tracing::warn!(volume, error = %e, "the volume stays attached"),
+                    Ok(()) => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// True for a ticket of a driver that is gone, by the node of each pod that has one.
+    fn is_left(&self, id: &str, ticket: &AttachmentTicket, pods: &BTreeMap<String, String>) -> bool {
+        let has_one = |node: &str| pods.values().any(|there| there == node);
+        match driver_of(id) {
+            None => false,
+            // Of this one's own host that is the process before it.
+            Some(node) if node == self.node => {
+                let host = ticket.parameters.get(HOST).filter(|host| **host != self.host);
+                host.is_none_or(|host| !pods.contains_key(host))
+            }
+            // Where this one is not among them, they are run in some other way.
+            Some(node) => has_one(&self.node) && !has_one(node),
+        }
+    }
+}
 
 /// A volume that stays attached until it is released.
 pub(super) struct Held {
@@ -35,13 +140,6 @@ impl Held {
     pub(super) fn holders(&self) -> &[Holder] {
         &self.holders
     }
-
-    /// Lets the volume go. What cannot be said to the API server now is said when the driver starts again.
-    pub(super) async fn release(self, cluster: &Cluster) {
-        if let Err(e) = cluster.set_ticket(&self.volume, &self.ticket, None).await {
-            tracing::warn!(volume = self.volume, error = %e, "the volume stays attached");
-        }
-    }
 }
 
 impl MetadataService {
@@ -53,26 +151,24 @@ impl MetadataService {
             "" => self.near(&replicas).await?,
             node => node.to_owned(),
         };
-        let ticket = format!("{}{}", prefix(&self.node), COUNT.fetch_add(1, Ordering::Relaxed));
-        let wish = AttachmentTicket {
-            id: ticket.clone(),
-            kind: TicketType::Snapshot,
-            node_id: node,
-            parameters: [(DISABLE_FRONTEND.to_owned(), true.to_string())].into(),
-            ..AttachmentTicket::default()
-        };
-        self.cluster.set_ticket(volume, &ticket, Some(&wish)).await?;
-        let mut held = Held { volume: volume.to_owned(), ticket, holders: Vec::new() };
+        let wish = self.tickets.wish(node);
+        self.tickets.take(&self.cluster, volume, &wish).await?;
+        let mut held = Held { volume: volume.to_owned(), ticket: wish.id, holders: Vec::new() };
         match self.attached(&held).await {
             Ok(holders) => {
                 held.holders = holders;
                 Ok(held)
             }
             Err(e) => {
-                held.release(&self.cluster).await;
+                self.release(held).await;
                 Err(e)
             }
         }
+    }
+
+    /// Lets the volume go. What cannot be said to the API server now is said when the driver ends, or starts again.
+    pub(super) async fn release(&self, held: Held) {
+        self.tickets.give_back(&self.cluster, &held.volume, &held.ticket).await;
     }
 
     async fn replicas(&self, volume: &str) -> Result<Vec<Replica>, Refused> {
@@ -127,31 +223,6 @@ fn driver_of(ticket: &str) -> Option<&str> {
     (is_number && !node.is_empty()).then_some(node)
 }
 
-/// Takes off what drivers that are gone have left on attachments: one of this node before this one, and those of nodes on which there
-/// is none any more, which may never have one again.
-pub(crate) async fn forget_tickets(cluster: &Cluster, node: &str) -> Result<(), Refused> {
-    let attachments = cluster.all::<VolumeAttachment>(None).await?;
-    let others = cluster.controllers().await.unwrap_or_else(|e| {
-        tracing::debug!(error = %e, "which other drivers there are is not known");
-        BTreeSet::new()
-    });
-    // Where this one is not among them, they are run in some other way.
-    let is_gone = |of: &str| of == node || others.contains(node) && !others.contains(of);
-    for attachment in attachments {
-        let tickets = attachment.spec.attachment_tickets.keys();
-        for ticket in tickets.filter(|id| driver_of(id).is_some_and(is_gone)) {
-            let volume = attachment.name_any();
-            match cluster.set_ticket(&volume, ticket, None).await {
-                Err(e @ Refused::Unavailable(_)) => return Err(e),
-                // One that cannot be changed keeps no other one.
-                Err(e) => tracing::warn!(volume, error = %e, "the volume stays attached"),
-                Ok(()) => {}
-            }
-        }
-    }
-    Ok(())
-}
-
 fn is_met(attachment: Option<&VolumeAttachment>, ticket: &str) -> Result<Option<()>, Refused> {
     let Some(attachment) = attachment else {
         return Err(Refused::Missing("the volume is gone".to_owned()));
@@ -175,6 +246,15 @@ fn in_sync(engine: Option<&Engine>) -> Result<Option<BTreeSet<String>>, Refused>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn two_drivers_of_a_node_have_no_ticket_in_common() {
+        let drivers = [(); 2].map(|()| Tickets::of("n"));
+        let ids: BTreeSet<String> =
+            drivers.iter().flat_map(|driver| (0..10).map(|_| driver.wish("m".to_owned()).id)).collect();
+        assert_eq!(ids.len(), 20);
+        assert!(ids.iter().all(|id| driver_of(id) == Some("n")), "{ids:?}");
+    }
 
     #[test]
     fn tickets_name_the_node_of_their_driver() {

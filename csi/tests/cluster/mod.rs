@@ -75,6 +75,24 @@ impl Cluster {
         scratch
     }
 
+    /// Another driver beside it, on the same node, until `stop` is ready. It waits longer than a test does.
+    pub(crate) async fn start_until(
+        &self,
+        snapshots: Source,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) -> (Channel, tempfile::TempDir) {
+        let scratch = tempfile::tempdir().unwrap();
+        let options = Options { patience: Some(PATIENCE * 10), ..options(scratch.path(), 0) };
+        let endpoint = options.endpoint.clone();
+        tokio::spawn(run(options, self.server.client(), snapshots, stop));
+        loop {
+            match control::transport::connect(&endpoint).await {
+                Ok(channel) => return (channel, scratch),
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    }
+
     /// A directory of its own: its devices are in `dev` below.
     pub(crate) fn place(&self) -> &Path {
         self.scratch.path()
