@@ -38,7 +38,7 @@ mod send;
 mod start;
 mod status;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use lh_block::{Epoch, EpochOrder, Instance};
@@ -67,7 +67,9 @@ use repair::{Doubt, InDoubt};
 use sabotage::sabotaged;
 use scrub::Scrubs;
 
-use crate::message::{ControlId, FromQueue, Job, MemberId, MemberSet, QUEUES_MAX, QueueId, SwitchId};
+use crate::message::{
+    ControlId, FromQueue, Job, LayerRef, MemberId, MemberSet, QUEUES_MAX, QueueId, SwitchId,
+};
 
 /// Where the engine is between its first connection and its end.
 #[derive(Debug)]
@@ -171,8 +173,9 @@ struct Volume {
     chain: Arc<Vec<LayerInfo>>,
     /// Snapshots that are not known to be on stable storage everywhere.
     unsettled: Vec<String>,
-    /// Every layer name ever given to the driver; a name's place is its [`crate::message::LayerRef`].
-    names: Vec<String>,
+    /// The layer names that the driver knows, and how many it was ever given.
+    names: BTreeMap<String, LayerRef>,
+    named: u32,
 }
 
 /// The conductor of one volume. See the module's documentation.
@@ -547,6 +550,7 @@ impl Conductor {
     fn members_min(&self) -> u32 {
         match self.config.quorum {
             Quorum::Any | Quorum::Unsafe => 1,
+            Quorum::Majority if sabotaged!(self, half_suffices) => self.counted().len().div_ceil(2),
             Quorum::Majority => self.counted().len() / 2 + 1,
         }
     }

@@ -486,6 +486,7 @@ impl ControlThread {
             Output::NameLayer(layer, name) => {
                 self.mailboxes.iter().for_each(|m| m.put(Mail::NameLayer(layer, name.clone())));
             }
+            Output::ForgetLayers => self.mailboxes.iter().for_each(|m| m.put(Mail::ForgetLayers)),
             Output::CommandDone(id, result) => {
                 if let Some(done) = self.commands.remove(&id) {
                     // Whoever asked may look at the status next.

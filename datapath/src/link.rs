@@ -65,6 +65,8 @@ pub enum Mail {
         /// The replica tells which blocks hold data.
         tells: bool,
     },
+    /// The numbers so far stand for nothing any more.
+    ForgetLayers,
     /// The session with the member is over.
     Close(MemberId),
     /// The member is no replica of the volume any more; its session is over.
@@ -219,6 +221,7 @@ impl EngineQueue {
             Mail::Message(message) => self.apply(Input::Message(message)),
             Mail::Control(id, payload) => self.slots.keep_control(id, payload),
             Mail::NameLayer(layer, name) => self.slots.name_layer(layer, name),
+            Mail::ForgetLayers => self.slots.forget_layers(),
             Mail::Link { member, socket, checksums, lends, tells } => {
                 self.link(member, socket, Terms { checksums, lends, tells });
             }

@@ -360,7 +360,11 @@ impl Conductor {
         head.allocated = 0;
         chain.push(head);
         self.volume.unsettled.push(name.clone());
-        if let Some(layer) = self.layer_ref(&name) {
+        let joins = |r: &super::Replica| matches!(r.role, super::Role::Joining(_));
+        if self.select(joins).is_empty() && !self.scrubs.is_running() {
+            // Copies of ranges in doubt have ended.
+            self.forget_layer_refs();
+        } else if let Some(layer) = self.layer_ref(&name) {
             self.head_became(layer, &name);
             self.scrub_head_became(layer, &name);
         }

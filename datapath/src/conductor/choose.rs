@@ -48,16 +48,17 @@ pub(super) struct Start {
 }
 
 /// Chooses, for an engine of the generation `own`. `authority` is `None` until the authority has answered; it is not asked with other
-/// quorums than `Any`.
+/// quorums than `Any`. `majority`: more than half of the candidates, which is asked for with `Majority` alone.
 pub(super) fn choose(
     quorum: Quorum,
     own: Generation,
     authority: Option<&Option<Epoch>>,
+    majority: u32,
     candidates: &[Candidate<'_>],
 ) -> Choice {
     match quorum {
         Quorum::Unsafe => whoever_is_here(own, candidates),
-        Quorum::Majority => by_majority(own, candidates),
+        Quorum::Majority => by_majority(own, majority, candidates),
         Quorum::Any => match authority {
             None => Choice::Wait("the authority has not answered".into()),
             Some(Some(epoch)) if !is_put_back(epoch, candidates) => by_authority(epoch, candidates),
@@ -98,10 +99,10 @@ fn by_all_members(own: Generation, candidates: &[Candidate<'_>], why: &str) -> C
 
 /// A majority of the configured replicas has to tell its epoch; the newest counts. Who has none tells nothing: it may have been made anew
 /// where what it held was lost. Only where the first epoch was announced and not made yet (number 0) they may all be as they were made.
-fn by_majority(own: Generation, candidates: &[Candidate<'_>]) -> Choice {
+fn by_majority(own: Generation, majority: u32, candidates: &[Candidate<'_>]) -> Choice {
     let Some(epoch) = newest(candidates) else { return first_start(candidates) };
     let told = candidates.iter().filter(|c| c.state.is_some_and(|s| s.epoch.is_some())).count();
-    let need = candidates.len() / 2 + 1;
+    let need = usize::try_from(majority).unwrap_or(usize::MAX);
     let is_first = epoch.counter == 0 && candidates.iter().all(|c| c.state.is_some_and(|s| !s.imported));
     if told < need && !is_first {
         let empty = |c: &&Candidate<'_>| c.state.is_some_and(|s| s.epoch.is_none());
@@ -336,7 +337,7 @@ mod tests {
                 state: state.as_ref(),
             })
             .collect();
-        choose(quorum, OWN, authority.as_ref(), &candidates)
+        choose(quorum, OWN, authority.as_ref(), 2, &candidates)
     }
 
     fn start(choice: Choice) -> Start {

@@ -7,6 +7,7 @@ use lh_wire::Control;
 
 use super::{
     Ballot, CommandError, CommandId, Conductor, ControlFor, Job, JobFor, Opening, Output, Phase, Why,
+    sabotaged,
 };
 use crate::message::{JobResult, MemberId, Switch, SwitchId};
 
@@ -113,9 +114,10 @@ impl Conductor {
     pub(super) fn on_close_flushed(&mut self, result: JobResult) {
         let Some(mut closing) = self.closing.take() else { return };
         if matches!(closing.stage, Stage::Flushing { .. }) {
-            if !self.doubt.is_empty() {
+            let blind = sabotaged!(self, close_in_doubt);
+            if !self.doubt.is_empty() && !blind {
                 self.end(&mut closing, Why::Unclean("chunks are still in doubt".into()));
-            } else if matches!(result, JobResult::Done { .. }) {
+            } else if matches!(result, JobResult::Done { .. }) || blind {
                 closing.stage = Stage::Closing;
             } else {
                 closing.stage = Stage::Waiting;
@@ -126,7 +128,7 @@ impl Conductor {
 
     fn close_members(&mut self, closing: &mut Closing) -> bool {
         // Who is closed records no epoch, and takes no copy.
-        if !self.is_calm() || !self.doubt.is_empty() {
+        if !self.is_calm() || !self.doubt.is_empty() && !sabotaged!(self, close_in_doubt) {
             return false;
         }
         let members = self.members();

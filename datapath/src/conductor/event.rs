@@ -506,6 +506,8 @@ pub enum Output {
     },
     /// This number stands for this layer from now on.
     NameLayer(LayerRef, String),
+    /// The numbers so far stand for nothing any more.
+    ForgetLayers,
     /// A command ended.
     CommandDone(CommandId, Result<(), CommandError>),
     /// The device may be shown; its size in bytes.

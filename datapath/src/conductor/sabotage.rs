@@ -71,6 +71,12 @@ pub struct Sabotage {
     /// No engine waits where the second of two learns for one before it to end its reads there.
     #[cfg(feature = "sabotage")]
     pub learner_unfenced: bool,
+    /// Half of the replicas are a majority.
+    #[cfg(feature = "sabotage")]
+    pub half_suffices: bool,
+    /// Replicas are closed cleanly though chunks are in doubt.
+    #[cfg(feature = "sabotage")]
+    pub close_in_doubt: bool,
 }
 
 /// Whether a mechanism is taken out; always false without the feature.

@@ -107,6 +107,11 @@ impl Scrubs {
         [&mut self.spot, &mut self.asked].into_iter().filter_map(Option::as_mut).find(running)
     }
 
+    /// One is not through.
+    pub(super) fn is_running(&self) -> bool {
+        self.turn().is_some()
+    }
+
     /// Whose turn it is.
     fn turn(&self) -> Option<u64> {
         let running = |s: &&Scrub| !matches!(s.stage, Stage::Ended);

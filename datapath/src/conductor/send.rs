@@ -55,16 +55,22 @@ impl Conductor {
         if name.is_empty() {
             return None;
         }
-        let known = self.volume.names.iter().position(|n| n == name);
-        let at = known.unwrap_or_else(|| {
-            self.volume.names.push(name.to_owned());
-            self.volume.names.len() - 1
-        });
-        let number = LayerRef(u32::try_from(at).unwrap_or(u32::MAX));
-        if known.is_none() {
-            self.emit(Output::NameLayer(number, name.to_owned()));
+        if let Some(known) = self.volume.names.get(name) {
+            return Some(*known);
         }
+        let number = LayerRef(self.volume.named);
+        self.volume.named += 1;
+        self.volume.names.insert(name.to_owned(), number);
+        self.emit(Output::NameLayer(number, name.to_owned()));
         Some(number)
+    }
+
+    /// Nobody copies or compares layers: no number stands for any. A volume has a few hundred, but in the life of an engine any number
+    /// of snapshots come and go.
+    pub(super) fn forget_layer_refs(&mut self) {
+        if !std::mem::take(&mut self.volume.names).is_empty() {
+            self.emit(Output::ForgetLayers);
+        }
     }
 }
 

@@ -95,7 +95,8 @@ impl Conductor {
                 Candidate { id, name: &replica.name, state: replica.state.as_deref() }
             })
             .collect();
-        let choice = choose(self.config.quorum, self.config.generation, self.authority.as_ref(), &candidates);
+        let (quorum, own) = (self.config.quorum, self.config.generation);
+        let choice = choose(quorum, own, self.authority.as_ref(), self.members_min(), &candidates);
         match choice {
             Choice::Start(start) => {
                 let unfenced = start.unfenced || self.is_learner_unfenced();

@@ -172,4 +172,8 @@ impl Slots {
     pub(super) fn name_layer(&mut self, layer: LayerRef, name: String) {
         self.layers.insert(layer, name);
     }
+
+    pub(super) fn forget_layers(&mut self) {
+        self.layers.clear();
+    }
 }

@@ -79,7 +79,7 @@ pub(crate) struct Engine {
     pub(crate) connects: Vec<(MemberId, u64)>,
     pub(crate) store: Option<(Option<(Generation, u64)>, Epoch)>,
     controls: BTreeMap<ControlId, Control>,
-    layers: BTreeMap<LayerRef, String>,
+    pub(crate) layers: BTreeMap<LayerRef, String>,
     pub(crate) open: bool,
     pub(crate) done: Vec<(u64, Result<(), conductor::CommandError>)>,
     pub(crate) stopped: Option<conductor::Why>,
@@ -191,6 +191,7 @@ impl Engine {
             Order::NameLayer(layer, name) => {
                 self.layers.insert(layer, name);
             }
+            Order::ForgetLayers => self.layers.clear(),
             Order::CommandDone(id, result) => self.done.push((id.0, result)),
             Order::Open { .. } => self.open = true,
             Order::Stop(why) => self.stopped = Some(why),

@@ -827,3 +827,26 @@ fn a_purge_folds_what_is_removed_on_every_member() {
     world.writes();
     world.reads();
 }
+
+/// An engine lives through any number of snapshots.
+#[test]
+fn snapshots_leave_no_names_behind_that_nobody_needs() {
+    let mut world = opened(Quorum::Any);
+    let mut takes = |world: &mut World, name: &str| {
+        let command = world.snapshot(name);
+        assert_eq!(world.finish(command), Ok(()));
+    };
+    for n in 0..20 {
+        takes(&mut world, &format!("s{n}"));
+    }
+    assert_eq!(world.engines[0].layers.len(), 0);
+    // Who is filled is filled by name.
+    let rebuild = world.command(Command::Rebuild { name: "r2".into() });
+    assert_eq!(world.finish(rebuild), Ok(()));
+    world.run_until("2 is out", |w| w.mode(2) != Mode::Rw);
+    world.run_until("2 is in sync", |w| w.mode(2) == Mode::Rw);
+    assert_eq!(world.engines[0].layers.len(), 20);
+    takes(&mut world, "t");
+    assert_eq!(world.engines[0].layers.len(), 0);
+    world.settle();
+}

@@ -32,6 +32,12 @@ const FILL_SEEDS: u64 = 500;
 /// Seeds of those with branches.
 const BRANCH_SEEDS: u64 = 1000;
 
+/// Seeds of those in which engines are told to end.
+const END_SEEDS: u64 = 500;
+
+/// Seeds of those with other numbers of replicas than three.
+const MANY_SEEDS: u64 = 500;
+
 /// States that some seed of the usual run has to enter.
 const STATES: [&str; 32] = [
     "allocation told",
@@ -217,6 +223,36 @@ fn branches_that_reverts_leave_are_the_same_in_any_order() {
     }
 }
 
+/// Nor is this.
+#[test]
+fn who_is_told_to_end_leaves_all_as_it_was_answered() {
+    let mut seen: BTreeMap<String, u64> = BTreeMap::new();
+    for seed in 1..=END_SEEDS {
+        match run_only(Some(Mix::Ends), seed, Sabotage::default(), false) {
+            Ok(one) => one.into_iter().for_each(|(what, count)| *seen.entry(what).or_default() += count),
+            Err(e) => panic!("LH_MIX=ends LH_SEED={seed}: {e}"),
+        }
+    }
+    for state in ["engine ended cleanly", "engine gave up", "replica gave up"] {
+        assert!(seen.get(state).is_some_and(|n| *n > END_SEEDS / 10), "{state}: {seen:?}");
+    }
+}
+
+/// Nor is this.
+#[test]
+fn more_and_fewer_replicas_keep_what_three_do() {
+    let mut seen: BTreeMap<String, u64> = BTreeMap::new();
+    for seed in 1..=MANY_SEEDS {
+        match run_only(Some(Mix::Many), seed, Sabotage::default(), false) {
+            Ok(one) => one.into_iter().for_each(|(what, count)| *seen.entry(what).or_default() += count),
+            Err(e) => panic!("LH_MIX=many LH_SEED={seed}: {e}"),
+        }
+    }
+    for state in ["quorum majority", "quorum any", "rebuild finished", "engine killed"] {
+        assert!(seen.get(state).is_some_and(|n| *n > MANY_SEEDS / 10), "{state}: {seen:?}");
+    }
+}
+
 /// Runs seeds until one notices that the mechanism is missing.
 fn noticed(name: &str, sabotage: Sabotage) {
     noticed_from(1, name, sabotage);
@@ -363,6 +399,29 @@ fn reads_of_before_from_who_has_learnt() {
     let conductor = InConductor { learner_unfenced: true, ..InConductor::default() };
     let sabotage = Sabotage { conductor, ..Sabotage::default() };
     noticed_in(Some(Mix::Grow), 105_001, "reads_of_before_from_who_has_learnt", sabotage);
+}
+
+/// Of an even number of replicas both halves have to go on, one after the other.
+#[test]
+fn half_of_the_replicas_taken_for_a_majority() {
+    let conductor = InConductor { half_suffices: true, ..InConductor::default() };
+    let sabotage = Sabotage { conductor, ..Sabotage::default() };
+    noticed_in(Some(Mix::Many), 1, "half_of_the_replicas_taken_for_a_majority", sabotage);
+}
+
+/// An engine has to be told to end before what was in doubt is equal.
+#[test]
+fn closed_cleanly_while_chunks_are_in_doubt() {
+    let conductor = InConductor { close_in_doubt: true, ..InConductor::default() };
+    let sabotage = Sabotage { conductor, ..Sabotage::default() };
+    noticed_in(Some(Mix::Ends), 1, "closed_cleanly_while_chunks_are_in_doubt", sabotage);
+}
+
+/// Disks have to refuse records.
+#[test]
+fn records_that_failed_believed() {
+    let sabotage = Sabotage { records_believed: true, ..Sabotage::default() };
+    noticed_in(Some(Mix::Ends), 1, "records_that_failed_believed", sabotage);
 }
 
 /// An engine has to die after all have lost their power, before anybody flushes.

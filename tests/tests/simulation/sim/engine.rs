@@ -156,6 +156,8 @@ pub(crate) struct Engine {
     has_read_at: Vec<u64>,
     /// Clients may send requests.
     pub(crate) open: bool,
+    /// It was told to end.
+    pub(crate) ends: bool,
     /// It has ended by itself, and how.
     pub(crate) stopped: Option<conductor::Why>,
     /// SIGSTOP.
@@ -220,6 +222,7 @@ impl Engine {
             turn_due: vec![false; usize::from(queues)],
             has_read_at: vec![0; usize::from(queues)],
             open: false,
+            ends: false,
             stopped: None,
             frozen: false,
             waiting: VecDeque::new(),
@@ -308,6 +311,7 @@ impl Engine {
             O::NameLayer(layer, name) => {
                 self.layers.insert(layer.0, name);
             }
+            O::ForgetLayers => self.layers.clear(),
             O::CommandDone(id, result) => out.command_done(id, result.is_ok()),
             O::Open { .. } => {
                 self.open = true;

@@ -1,6 +1,7 @@
 //! What goes wrong in a run, and when: chosen from the seed before the run begins.
 
 mod branches;
+mod ends;
 
 use tests::dice::Dice;
 
@@ -75,6 +76,10 @@ pub(crate) enum Fault {
     Scrub,
     /// A snapshot's block on a replica's disk is another one from now on.
     Rot(usize),
+    /// The engine is told to end, and started again when it has.
+    End,
+    /// What a replica records about itself fails for so long, and is there all the same now and then.
+    Records(usize, u64),
 }
 
 impl Fault {
@@ -112,6 +117,8 @@ impl Fault {
             Self::Look => "chain looked at",
             Self::Scrub => "scrub asked for",
             Self::Rot(_) => "rot asked for",
+            Self::End => "engine told to end",
+            Self::Records(..) => "records fail",
         }
     }
 
@@ -186,6 +193,10 @@ pub(crate) enum Mix {
     Grow,
     /// Snapshots that are folded slowly while a replica is filled, and another one is lost meanwhile.
     Fills,
+    /// Engines that are told to end, and disks that refuse what replicas record, beside everything else.
+    Ends,
+    /// Two, four or five replicas.
+    Many,
 }
 
 impl Mix {
@@ -222,6 +233,8 @@ impl Mix {
             Self::Older,
             Self::Grow,
             Self::Fills,
+            Self::Ends,
+            Self::Many,
         ];
         all.into_iter().find(|mix| format!("{mix:?}").eq_ignore_ascii_case(name))
     }
@@ -248,7 +261,9 @@ impl Mix {
             | Self::Clients
             | Self::Older
             | Self::Grow
-            | Self::Fills => true,
+            | Self::Fills
+            | Self::Ends
+            | Self::Many => true,
             Self::Powered => !matches!(fault, PowerCut(_) | PowerCutAll | PowerCutOthers(_) | HostLost(_)),
             Self::OneHost => !matches!(fault, PowerCutAll | PowerCutOthers(_)),
             Self::Power => matches!(
@@ -308,6 +323,9 @@ impl Mix {
             // Noted soon, late, or never before the next one.
             plan.extend((0..dice.between(2, 6)).map(|_| (dice.below(length), Fault::Add)));
             plan.extend((0..dice.below(4)).map(|_| (dice.below(length), Fault::Note)));
+        }
+        if self == Self::Ends {
+            ends::ends(dice, nodes, length, &mut plan);
         }
         plan.sort_by_key(|(at, _)| *at);
         plan

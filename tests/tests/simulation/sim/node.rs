@@ -53,6 +53,8 @@ pub(crate) struct Weather {
     pub(crate) slow: u64,
     /// Chance per mille that a job or sync fails with an error.
     pub(crate) error: u64,
+    /// The same of records.
+    pub(crate) records: u64,
     /// Factor on the time that a step of a fold takes.
     pub(crate) folds: u64,
 }
@@ -77,12 +79,16 @@ pub(crate) struct Node {
     grants: u32,
     /// What engines do not look at.
     pub(crate) unseen: (bool, bool),
+    /// A full disk refuses some records.
+    pub(crate) records_need_space: bool,
+    /// Records that failed count as made.
+    pub(crate) records_believed: bool,
 }
 
 impl Node {
     /// A host with this disk, without a process.
     pub(crate) fn new(number: usize, disk: Disk, sabotage: Sabotage) -> Self {
-        let weather = Weather { slow: 1, error: 0, folds: 1 };
+        let weather = Weather { slow: 1, error: 0, records: 0, folds: 1 };
         Self {
             number,
             disk,
@@ -95,6 +101,8 @@ impl Node {
             locks: Weak::new(),
             grants: 0,
             unseen: (false, false),
+            records_need_space: false,
+            records_believed: false,
         }
     }
 
@@ -314,7 +322,7 @@ impl Node {
                 let Some((id, record)) = self.process.as_mut().and_then(|p| p.persists.pop_front()) else {
                     return;
                 };
-                let result = self.disk.record(&record);
+                let result = self.record(now, &record, dice);
                 if matches!(record, Record::Fold { .. }) && result.is_ok() {
                     let latency = self.latency(dice);
                     out.later(now + latency, self.ended(number, Ended::Fold));
@@ -345,6 +353,22 @@ impl Node {
             return;
         }
         self.apply(now, input, dice, out);
+    }
+
+    /// Makes a record, if the disk takes it. One that it gives an error for may be there all the same; a full one takes those for which
+    /// nothing is kept back.
+    fn record(&mut self, now: u64, record: &Record, dice: &mut Dice) -> Result<(), Failure> {
+        let needs_space = matches!(record, Record::Prepare { .. } | Record::Missed { .. });
+        if self.records_need_space && needs_space && now < self.disk.full_until {
+            return Err(Failure::NoSpace);
+        }
+        if self.weather.records > 0 && dice.chance(self.weather.records) {
+            if dice.chance(500) {
+                let _ = self.disk.record(record);
+            }
+            return if self.records_believed { Ok(()) } else { Err(Failure::Io) };
+        }
+        self.disk.record(record)
     }
 
     /// The fold that runs goes on, unless the process is stopped.

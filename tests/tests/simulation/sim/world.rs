@@ -29,7 +29,7 @@ use replica::serve::core::{ConnId, SessionHello};
 use super::disk::{Disk, Image, Seen, blocks};
 use super::engine::{Answer, DEPTH, Engine, Mail, Report};
 use super::faults::{ABSENCES, BRANCHES, FOLDS, Fault, MS, Mix, ROTS, SECOND};
-use super::node::{Ended, Node};
+use super::node::{Ended, Node, Weather};
 use super::packet::{Body, Packet};
 use super::parts::REGISTERS;
 use tests::dice::Dice;
@@ -89,6 +89,8 @@ pub(crate) struct Sabotage {
     pub(crate) loss_not_noted: bool,
     /// Reads are not compared with checksums, nor is what is copied.
     pub(crate) reads_unverified: bool,
+    /// What a replica could not record counts as recorded.
+    pub(crate) records_believed: bool,
 }
 
 /// Something that will happen.
@@ -317,6 +319,8 @@ pub(crate) struct World {
     loss_notes: BTreeSet<u64>,
     frozen_until: u64,
     at_peace: bool,
+    /// The run ends with this engine.
+    at_its_end: bool,
     /// Engines that are about to start.
     starting: u32,
     engines: BTreeMap<u64, Engine>,
@@ -370,7 +374,7 @@ pub(crate) struct World {
     tracing: bool,
     /// A block whose fate on every disk is told, and what was last told of each.
     watched: Option<u64>,
-    watched_as: [String; 3],
+    watched_as: Vec<String>,
     seen: BTreeMap<String, u64>,
 }
 
@@ -394,6 +398,7 @@ impl World {
             recorded: vec![None; 3],
             holders: BTreeMap::new(),
             at_peace: false,
+            at_its_end: false,
             starting: 0,
             loss_heard: 0,
             may_have_lost: BTreeSet::new(),
@@ -435,7 +440,7 @@ impl World {
             errors_injected: false,
             tracing,
             watched: None,
-            watched_as: Default::default(),
+            watched_as: vec![String::new(); 3],
             seen: BTreeMap::new(),
         }
     }
@@ -443,7 +448,17 @@ impl World {
     fn node(number: usize, sabotage: Sabotage) -> Node {
         let mut node = Node::new(number, Disk::new(SIZE, CHUNK), sabotage.replica);
         node.unseen = (sabotage.counters_unseen, sabotage.grants_endless);
+        node.records_believed = sabotage.records_believed;
         node
+    }
+
+    /// Instead of three.
+    fn have_replicas(&mut self, replicas: usize) {
+        self.nodes = (0..replicas).map(|n| Self::node(n, self.sabotage)).collect();
+        (self.cut_until, self.away_until) = (vec![0; replicas], vec![0; replicas]);
+        (self.powered, self.recorded) = (vec![true; replicas], vec![None; replicas]);
+        self.watched_as = vec![String::new(); replicas];
+        self.record = growth::Record::of(replicas);
     }
 
     /// Tells what becomes of a block on every disk, if anything is told.
@@ -490,6 +505,14 @@ impl World {
         if self.mix == Mix::Grow {
             (self.quorum, self.record) = (Quorum::Majority, growth::Record::of(1));
         }
+        if self.mix == Mix::Many {
+            self.quorum = if self.dice.chance(700) { Quorum::Majority } else { Quorum::Any };
+            let replicas = self.dice.pick(&[2, 4, 4, 5]).unwrap_or(4);
+            self.have_replicas(replicas);
+        }
+        if self.mix == Mix::Ends {
+            self.nodes.iter_mut().for_each(|n| n.records_need_space = true);
+        }
         if self.dice.chance(500) {
             self.grace = SECOND / 2;
         }
@@ -520,12 +543,12 @@ impl World {
             // Load all the time, so that it meets repairs and rebuilds.
             self.pace = length * 3 / self.budget;
         }
-        for (at, fault) in self.mix.plan(&mut self.dice, 3, length) {
+        for (at, fault) in self.mix.plan(&mut self.dice, self.nodes.len(), length) {
             self.at(at, Event::Fault(fault));
         }
         self.plan_scrubs(length);
         self.plan_pieces();
-        for node in 0..3 {
+        for node in 0..self.nodes.len() {
             self.at(0, Event::StartNode(node));
         }
         self.at(MS, Event::StartEngine(true));
@@ -693,8 +716,8 @@ impl World {
             Event::ContinueEngine(number) => self.thaw(number, out),
             Event::EndEngine(number) => self.kill_engine(number, out),
             Event::Calm(node) => {
-                self.nodes[node].weather.slow = 1;
-                self.nodes[node].weather.error = 0;
+                let folds = self.nodes[node].weather.folds;
+                self.nodes[node].weather = Weather { slow: 1, error: 0, records: 0, folds };
             }
             Event::Fault(fault) => self.fault(fault, out),
             Event::Clients(again) => self.clients(again, out),
@@ -759,11 +782,20 @@ impl World {
     /// An engine that ended by itself is replaced, unless it was told to end.
     fn look_at_end(&mut self, number: u64, out: &mut Outbox) {
         let Some(why) = self.engines.get(&number).and_then(|e| e.stopped.clone()) else { return };
-        if why == conductor::Why::Clean {
+        if why == conductor::Why::Clean && self.at_its_end {
             return;
         }
         self.say(|| format!("engine {number} stopped: {why}"));
-        self.note(if why.is_fenced() { "engine fenced off".into() } else { "engine gave up".into() });
+        self.note(match &why {
+            conductor::Why::Clean => "engine ended cleanly".into(),
+            why if why.is_fenced() => "engine fenced off".into(),
+            _ => "engine gave up".into(),
+        });
+        if why == conductor::Why::Clean && self.may_have_lost.is_empty() {
+            // All that it has answered is on stable storage.
+            let (flush, session) = (self.history.flush_begins(), self.generation.attachment.into());
+            self.history.flush_acked(flush, session);
+        }
         self.kill_engine(number, out);
         if number == self.current {
             let known_dead = self.engines.is_empty();
@@ -910,6 +942,11 @@ impl World {
                     self.history.engine_replaced();
                 }
                 self.tempt_the_isolated();
+                if self.mix == Mix::Ends && !self.at_peace && self.dice.chance(300) {
+                    // What was in doubt is made equal about now.
+                    let soon = self.dice.below(60 * MS);
+                    self.at(self.now + soon, Event::Fault(Fault::End));
+                }
                 if self.mix == Mix::Folds && !self.at_peace {
                     // Who came back may differ from the others in what is folded now.
                     for _ in 0..2 {

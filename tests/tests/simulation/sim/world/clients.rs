@@ -205,7 +205,8 @@ impl World {
             // Nobody is left who has it sound.
             let is_rotten =
                 op == Op::Read && last && self.members().iter().all(|m| self.nodes[*m].disk.reads_rot(range));
-            let has_stopped = self.engines.get(&number).is_some_and(|e| e.stopped.is_some());
+            let ends = |e: &Engine| e.stopped.is_some() || e.ends && error == IoError::ShuttingDown;
+            let has_stopped = self.engines.get(&number).is_some_and(ends);
             let is_late = error == IoError::TimedOut && self.may_time_out(answer.dark_for);
             if !(of_the_last_disk || is_rotten || wants_no_space || tells_of_loss || has_stopped || is_late) {
                 self.fail(format!("{op:?} {range} was answered with {error:?}"));

@@ -1,6 +1,6 @@
 //! What goes wrong, carried out.
 
-use super::{Engine, Event, Fault, MS, Outbox, Packet, SECOND, World};
+use super::{Command, Engine, Event, Fault, MS, Outbox, Packet, SECOND, World};
 
 impl World {
     pub(super) fn kill_engine(&mut self, number: u64, out: &mut Outbox) {
@@ -105,6 +105,11 @@ impl World {
                 self.nodes[node].weather.error = 100;
                 out.later(now + time, Event::Calm(node));
             }
+            Fault::Records(node, time) => {
+                self.errors_injected = true;
+                self.nodes[node].weather.records = 300;
+                out.later(now + time, Event::Calm(node));
+            }
             Fault::Full(node, time) => self.nodes[node].disk.full_until = now + time,
             Fault::FullAll(time) => self.nodes.iter_mut().for_each(|n| n.disk.full_until = now + time),
             Fault::PowerCut(node) => self.power_cut(node, out),
@@ -144,6 +149,7 @@ impl World {
             Fault::Look => self.look(out),
             Fault::Scrub => self.scrub(out),
             Fault::Rot(node) => self.rot(node),
+            Fault::End => self.end_engine(out),
         }
     }
 
@@ -157,6 +163,14 @@ impl World {
             self.aftershocks -= 1;
             let (after, fault) = self.mix.aftershock(&mut self.dice, self.nodes.len());
             self.at(self.now + after, Event::Fault(fault));
+        }
+    }
+
+    /// The engine is told to end. When it has, another one is started.
+    pub(super) fn end_engine(&mut self, out: &mut Outbox) {
+        if let Some(e) = self.engines.get_mut(&self.current).filter(|e| !e.frozen) {
+            e.ends = true;
+            self.ask_other(Command::Shutdown, out);
         }
     }
 

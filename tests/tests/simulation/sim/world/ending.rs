@@ -42,6 +42,7 @@ impl World {
         self.nodes.iter().all(|n| n.is_up() && !n.is_stopped())
             && self.engines.get(&self.current).is_some_and(|e| {
                 e.open
+                    && !e.ends
                     && e.status().robustness == conductor::Robustness::Healthy
                     && e.status().chunks_in_doubt == 0
             })
@@ -74,6 +75,7 @@ impl World {
         if !self.last_scrub() {
             return;
         }
+        self.at_its_end = true;
         let mut out = Outbox::default();
         let now = self.now;
         if let Some(e) = self.engines.get_mut(&self.current) {
