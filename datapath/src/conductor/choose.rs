@@ -98,13 +98,21 @@ fn by_all_members(own: Generation, candidates: &[Candidate<'_>], why: &str) -> C
 }
 
 /// A majority of the configured replicas has to tell its epoch; the newest counts. Who has none tells nothing: it may have been made anew
-/// where what it held was lost. Only where the first epoch was announced and not made yet (number 0) they may all be as they were made.
+/// where what it held was lost. Only where the first epoch was announced and not made yet (number 0) they may all be as they were made:
+/// then the volume begins once more, with all of them. With those alone that have heard of it the others would be filled, one would record
+/// the epoch with it before the others do, and fewer than a majority would ever tell one.
 fn by_majority(own: Generation, majority: u32, candidates: &[Candidate<'_>]) -> Choice {
     let Some(epoch) = newest(candidates) else { return first_start(candidates) };
     let told = candidates.iter().filter(|c| c.state.is_some_and(|s| s.epoch.is_some())).count();
     let need = usize::try_from(majority).unwrap_or(usize::MAX);
     let is_first = epoch.counter == 0 && candidates.iter().all(|c| c.state.is_some_and(|s| !s.imported));
-    if told < need && !is_first {
+    if told < need && is_first {
+        // Who has heard of it was there when the volume was begun.
+        let mut in_order = candidates.to_vec();
+        in_order.sort_by_key(|c| c.state.is_none_or(|s| s.epoch.is_none()));
+        return equal_ones(&in_order);
+    }
+    if told < need {
         let empty = |c: &&Candidate<'_>| c.state.is_some_and(|s| s.epoch.is_none());
         let empty: Vec<&str> = candidates.iter().filter(empty).map(|c| c.name).collect();
         let why = format!("{told} replicas are here, {need} of {} are needed", candidates.len());
@@ -386,7 +394,13 @@ mod tests {
         let (announced, e) = (epoch(1, 0, &["1", "2", "3"]), epoch(1, 1, &["1", "2", "3"]));
         assert_eq!(ids(start(among(Quorum::Any, Some(None), [fresh(), knows(&e), fresh()])).members), [2]);
         let interrupted = [fresh(), knows(&announced), fresh()];
-        assert_eq!(ids(start(among(Quorum::Majority, None, interrupted)).members), [2]);
+        let begun_anew = start(among(Quorum::Majority, None, interrupted));
+        assert_eq!((ids(begun_anew.members), begun_anew.base), (vec![1, 2, 3], None));
+        let other = fresh().map(|s| ReplicaState { size: 4096, ..s });
+        assert_eq!(
+            ids(start(among(Quorum::Majority, None, [other, knows(&announced), fresh()])).members),
+            [2, 3]
+        );
         let made_by_one = [knows(&announced), knows(&e), fresh()];
         assert_eq!(ids(start(among(Quorum::Majority, None, made_by_one)).members), [1, 2]);
         let foreign = fresh().map(|s| ReplicaState { imported: true, ..s });
