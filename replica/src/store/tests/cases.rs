@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use lh_block::{BLOCK, Extent, Instance};
 use lh_ring::{Falloc, sys::fallocate};
-use lh_wire::BlockState;
+use lh_wire::{BlockState, LayerInfo, MapPage};
 
 use super::super::chain::Committed;
 use super::super::data::{Answer, Source};
+use super::super::disk;
 use super::super::load::unwritten;
 use super::super::offline::SnapshotView;
 use super::super::{error::OpenError, fs::Fs, open};
@@ -245,6 +246,59 @@ fn punches_and_writes_keep_apart() {
     assert_eq!(volume.store.wrote(extent(0, 1)), Answer::Now);
 }
 
+/// The flush that makes a mark durable may have begun before a write over it: its end gives no leave to punch. A write that has failed
+/// is out of the way.
+#[test]
+fn a_mark_that_a_flush_has_under_way_gives_way_to_a_write() {
+    let place = temporary();
+    let mut volume = Volume::create(&place.path().join("r"));
+    volume.write(extent(0, 1), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.write(extent(0, 1), 2);
+    volume.zero(extent(0, 1));
+    let flush = volume.store.begin_flush();
+    assert_eq!(volume.store.flush_data_done(&flush).unwrap().len(), 1);
+    let head = volume.store.head();
+    assert!(volume.store.begin_write(head, extent(0, 1)));
+    volume.store.end_flush(flush);
+    assert!(volume.store.take_punch().is_none());
+    volume.store.refresh(head, extent(0, 1)).unwrap();
+    volume.flush();
+    assert!(volume.punch());
+    assert_eq!(volume.blocks()[0], 0);
+}
+
+/// What a rebuild has begun and not ended is no volume, also when it is closed cleanly.
+#[test]
+fn a_close_amid_a_rebuild_leaves_the_word_for_it() {
+    let place = temporary();
+    let mut volume = Volume::create(&place.path().join("r"));
+    let parts = volume.directory.begin_rebuild(SIZE, &[LayerInfo::default()]).unwrap();
+    drop(volume.store.replace(parts));
+    let path = volume.close();
+    let meta = fs::read_to_string(path.join("volume.meta")).unwrap();
+    assert!(meta.contains("\"Dirty\":false,\"Rebuilding\":true"), "{meta}");
+}
+
+/// A page that is full says where the next one begins.
+#[test]
+fn a_map_of_more_than_a_page_tells_all() {
+    let place = temporary();
+    let ranges = MapPage::RANGES_MAX as u64 + 3;
+    let volume = Volume::create_sized(&place.path().join("r"), 2 * ranges * BLOCK);
+    let head = volume.store.head();
+    let file = disk::reopen(volume.store.layer_file(head)).unwrap();
+    (0..ranges).for_each(|n| file.write_all_at(&[1; 4096], 2 * n * BLOCK).unwrap());
+    file.sync_data().unwrap();
+    let (mut told, mut at) = (Vec::new(), Some(0));
+    while let Some(from) = at {
+        let page = volume.store.layer_map(head, from).unwrap();
+        told.extend(page.ranges);
+        at = page.next;
+    }
+    assert_eq!(told, (0..ranges).map(|n| extent(2 * n, 1)).collect::<Vec<_>>());
+}
+
 /// A write that failed in the middle: the index says what the files say.
 #[test]
 fn a_failed_write_is_looked_at() {
@@ -323,6 +377,23 @@ fn a_former_head_is_flushed() {
     assert!(volume.store.begin_flush().data().is_empty());
 }
 
+/// What was written into the head, and the hole that takes its place where nothing lies below: no snapshot follows, which would have the
+/// file synced, too.
+#[test]
+fn a_flush_syncs_the_head_after_a_write_and_after_a_hole() {
+    let place = temporary();
+    let mut volume = Volume::create(&place.path().join("r"));
+    let head = [volume.store.head()];
+    volume.flush();
+    volume.write(extent(0, 2), 1);
+    let flush = volume.store.begin_flush();
+    assert_eq!(flush.data(), head);
+    assert!(volume.store.flush_data_done(&flush).unwrap().is_empty());
+    volume.store.end_flush(flush);
+    volume.zero(extent(0, 1));
+    assert_eq!(volume.store.begin_flush().data(), head);
+}
+
 /// A hole is on stable storage before its mark says that what the file holds counts; and so is an image before it is told to be.
 #[test]
 fn a_flush_syncs_the_file_after_a_punch_and_after_an_image() {
@@ -362,6 +433,25 @@ fn a_flush_syncs_the_file_that_a_fold_has_copied_into() {
         assert!(copied > 0);
         assert_eq!(volume.store.begin_flush().data(), [target]);
     }
+}
+
+/// Into the base zeroes are folded as holes.
+#[test]
+fn a_flush_syncs_the_file_that_a_fold_has_made_holes_in() {
+    let place = temporary();
+    let mut volume = Volume::create(&place.path().join("r"));
+    volume.write(extent(0, 8), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.zero(extent(2, 2));
+    volume.snapshot(2, "two").unwrap();
+    volume.remove(3, "one").unwrap();
+    volume.flush();
+    let target = volume.store.layer("one").unwrap();
+    let mut fold = volume.begin_fold("one").unwrap();
+    while volume.store.layer_states(target, extent(2, 1)).unwrap() == [BlockState::Data] {
+        assert!(volume.fold_step(&mut fold).unwrap());
+    }
+    assert_eq!(volume.store.begin_flush().data(), [target]);
 }
 
 /// What a process that was killed had answered and not synced, in whatever layer, the first flush of the next one covers.

@@ -1,9 +1,15 @@
 //! Single stories of folds: what they move, what Longhorn gets wrong, what runs out.
 
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
 use lh_block::{BLOCK, Extent};
 use lh_wire::{BlockState, Keep, LayerInfo};
 
+use super::super::disk;
 use super::super::offline::SnapshotView;
+use super::super::record::Direction;
+use super::tape::Tape;
 use super::volume::{Volume, extent, revert_op, temporary};
 
 const MIB: u64 = 1 << 20;
@@ -246,6 +252,47 @@ fn short_layers_become_long_enough() {
     }
 }
 
+/// How long the file is by then is on record before anything is copied, and a file that is shorter than that is refused.
+#[test]
+fn a_file_that_a_fold_has_made_longer_is_so_when_the_power_goes() {
+    let place = temporary();
+    let path = place.path().join("r");
+    let mut volume = Volume::create(&path);
+    volume.write(extent(0, 40), 1);
+    let size = 128 * BLOCK;
+    volume.expand(1, size).unwrap();
+    volume.write(extent(100, 2), 2);
+    volume.snapshot(2, "two").unwrap();
+    let (expected, name) = (volume.blocks(), format!("expand-{size}"));
+    volume.remove(3, &name).unwrap();
+    volume.flush();
+    drop(volume);
+    let tape = Arc::new(Tape::default());
+    let mut volume = Volume::open_taped(&path, &tape).unwrap();
+    let plan = volume.directory.begin_fold(&name).unwrap();
+    volume.directory.choose_fold(&plan, Direction::IntoParent).unwrap();
+    drop(volume);
+    tape.lose_unsynced();
+    assert_eq!(Volume::open(&path).unwrap().blocks(), expected);
+}
+
+/// Else all that is below counted as not settled, and would be compared with other replicas.
+#[test]
+fn what_a_settled_snapshot_stood_on_is_settled_when_it_is_folded_away() {
+    let place = temporary();
+    let mut volume = Volume::create(&place.path().join("r"));
+    for (id, name) in [(1, "one"), (2, "two")] {
+        volume.write(extent(0, 8), 1);
+        volume.snapshot(id, name).unwrap();
+    }
+    volume.directory.store_settled("two").unwrap();
+    volume.remove(3, "two").unwrap();
+    volume.fold("two").unwrap();
+    assert_eq!(volume.directory.state().unsettled, [] as [String; 0]);
+    volume.snapshot(4, "three").unwrap();
+    assert_eq!(volume.directory.state().unsettled, ["three"]);
+}
+
 /// A fold that was stopped before its change of names leaves another name of a layer. Taking it away changes the layer's ctime,
 /// by which a clean close tells whether somebody else was at the files.
 #[test]
@@ -421,6 +468,38 @@ fn a_small_head_goes_into_a_large_snapshot_whatever_clients_write() {
     assert_eq!(halves(&Volume::open(&path).unwrap()), expected);
 }
 
+/// Not a client's write alone changes what was copied already: an image of the head does, and what is left of a write that failed.
+#[test]
+fn what_has_changed_in_a_head_that_was_copied_is_copied_again() {
+    for is_image in [false, true] {
+        let place = temporary();
+        let path = place.path().join("r");
+        let mut volume = small_head(&path);
+        let mut fold = volume.begin_fold("one").unwrap();
+        while fold.moved().0 + fold.moved().1 < MIB + MIB / 2 {
+            assert!(volume.fold_step(&mut fold).unwrap());
+        }
+        let changed = extent(4 * MIB / BLOCK, 1);
+        if is_image {
+            volume.put("", changed.offset / BLOCK, &[(BlockState::Data, 9)]);
+        } else {
+            let head = volume.store.head();
+            assert!(volume.store.begin_write(head, changed));
+            let file = disk::reopen(volume.store.layer_file(head)).unwrap();
+            file.write_all_at(&[9; 4096], changed.offset).unwrap();
+            file.sync_data().unwrap();
+            volume.store.refresh(head, changed).unwrap();
+        }
+        while volume.fold_step(&mut fold).unwrap() {}
+        assert_eq!(fold.state().error, None);
+        let moved = fold.moved().0 + fold.moved().1;
+        assert!(moved <= 2 * MIB, "{moved} bytes were moved: it went the other way");
+        let mut expected = expected_halves();
+        expected[8] = 9;
+        assert_eq!(halves(&volume), expected, "by an image: {is_image}");
+    }
+}
+
 /// The process dies after any step, and what was zeroed just before stays zero: below it lies a copy of what was there.
 #[test]
 fn zeroes_made_beside_the_fold_of_a_head_stay_zero() {
@@ -579,6 +658,32 @@ fn what_the_head_lets_go_of_beside_a_fold_is_moved_into_it() {
         assert_eq!(fold.state().error, None);
         assert_eq!(volume.blocks()[7..11], [1, 2, 1, 2], "after {steps} steps, a snapshot: {becomes}");
     }
+}
+
+/// The same where the fold has gone on to other windows of a fragmented snapshot since, and the head is one by the time that it ends.
+#[test]
+fn what_a_head_has_let_go_of_windows_ago_is_moved_into_the_snapshot_that_it_became() {
+    let place = temporary();
+    let mut volume = Volume::create_sized(&place.path().join("r"), 64 * MIB);
+    // More extents than one look finds.
+    (0..700).for_each(|n| volume.write(extent(2 * n, 1), 1));
+    volume.snapshot(1, "one").unwrap();
+    volume.write(extent(4, 1), 2);
+    volume.write(extent(4000, 800), 2);
+    volume.remove(2, "one").unwrap();
+    let mut fold = volume.begin_fold("one").unwrap();
+    while fold.moved().0 + fold.moved().1 < 400 * BLOCK {
+        assert!(volume.fold_step(&mut fold).unwrap());
+    }
+    while volume.claim.is_some() {
+        assert!(volume.fold_step(&mut fold).unwrap());
+    }
+    volume.put("", 4, &[(BlockState::Absent, 0)]);
+    volume.snapshot(3, "two").unwrap();
+    while volume.fold_step(&mut fold).unwrap() {}
+    assert_eq!(fold.state().error, None);
+    assert_eq!(volume.directory.state().chain.len(), 2);
+    assert_eq!(volume.blocks()[2..7], [1, 0, 1, 0, 1]);
 }
 
 /// A fold of the head that was broken off before its end has given the snapshot's file another name. It goes when the snapshot does: else
