@@ -363,6 +363,21 @@ async fn a_node_that_is_emptied_gives_its_replica_to_another() {
     );
 }
 
+/// Of two replicas of a volume whose majority decides its engine lets go of neither.
+#[tokio::test]
+async fn people_are_told_why_a_replica_stays_that_is_to_go() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 43).await;
+    cluster.attached_volume().await;
+    cluster.machine().replicas_are_held = true;
+    cluster.server.apply("volumes", "demo", &json!({ "spec": { "numberOfReplicas": 2 } }));
+    let says = |event: &Value| {
+        let is_about = event["reason"] == "ReplicaKept" && event["regarding"]["kind"] == "Engine";
+        is_about && event["note"].as_str().is_some_and(|note| note.contains("cannot leave: too few are left"))
+    };
+    cluster.wait("it is told", |c| c.server.all("events").iter().any(says)).await;
+    assert_eq!(cluster.server.all("replicas").len(), 3);
+}
+
 #[tokio::test]
 async fn a_cordoned_node_may_be_drained_once_nothing_is_lost_with_it() {
     let cluster = Cluster::new(&["n1", "n2", "n3", "n4"], 9).await;

@@ -1,10 +1,11 @@
-//! Replicas: a user may delete one, with its data, as long as another one holds everything; none moves.
+//! Replicas: a user may delete one, with its data, as long as another one holds everything, and its volume goes on; none moves.
 
 use kube::ResourceExt;
 
 use super::{Change, Facts, Verdict};
-use crate::api::{Engine, InstanceState, Replica, ReplicaMode, Volume};
+use crate::api::{Engine, EngineStatus, InstanceState, Replica, ReplicaMode, Volume};
 use crate::plan::replica::holds_everything;
+use crate::plan::served::needed;
 
 pub(super) fn judge(change: Change<'_, Replica>, facts: &Facts) -> Verdict {
     match change {
@@ -41,21 +42,38 @@ fn may_go(replica: &Replica, facts: &Facts) -> Result<(), String> {
     // One that nobody can read now may be lost for good.
     let is_there = |r: &Replica| facts.cluster.is_readable(&r.spec.node_id, &r.spec.disk_id);
     let stays = |r: &Replica| r.name_any() != own && r.metadata.deletion_timestamp.is_none() && is_there(r);
-    let mut others = facts.replicas.iter().filter(|r| stays(r));
-    if holds(replica) && !others.any(holds) {
+    if !holds(replica) {
+        return Ok(());
+    }
+    let others = facts.replicas.iter().filter(|r| stays(r) && holds(r)).count();
+    if others == 0 {
         return Err(format!(
             "replica {own} is the only one that holds everything of volume {name} and can be read: wait until another one does, or delete the volume"
+        ));
+    }
+    let counted = told(facts.engine.as_ref()).map_or(0, |told| told.replica_mode_map.len());
+    let needed = needed(volume.spec.quorum, counted);
+    if others < needed {
+        return Err(format!(
+            "volume {name} is attached, has the quorum majority, and would wait without replica {own}: {needed} of its {counted} replicas have to hold everything, and beside this one {others} that can be read {}: wait until another one does, or detach the volume first",
+            if others == 1 { "does" } else { "do" }
         ));
     }
     Ok(())
 }
 
+/// What an engine says that runs, for all that is known, and tells of its replicas. One that was a relay a moment ago does not yet.
+fn told(engine: Option<&Engine>) -> Option<&EngineStatus> {
+    let status = engine?.status.as_ref()?;
+    let tells = !status.relaying && !status.replica_mode_map.is_empty();
+    (tells && status.current_state == InstanceState::Running).then_some(status)
+}
+
 /// True if the replica holds every acknowledged write, as its volume's running engine says, or as resources tell.
 fn is_whole(replica: &Replica, volume: &Volume, engine: Option<&Engine>) -> bool {
     let name = replica.name_any();
-    let told = engine.and_then(|e| e.status.as_ref()).filter(|s| s.current_state == InstanceState::Running);
     let epoch = volume.status.as_ref().and_then(|s| s.epoch.as_ref());
-    match told {
+    match told(engine) {
         Some(told) => {
             let counts = epoch.is_none_or(|epoch| epoch.members.contains(&name));
             counts && told.replica_mode_map.get(&name) == Some(&ReplicaMode::ReadWrite)
@@ -67,7 +85,7 @@ fn is_whole(replica: &Replica, volume: &Volume, engine: Option<&Engine>) -> bool
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::{EngineSpec, EngineStatus, EpochRecord, ReplicaSpec, VolumeSpec, VolumeStatus};
+    use crate::api::{EngineSpec, EpochRecord, Quorum, ReplicaSpec, VolumeSpec, VolumeStatus};
     use crate::schedule::{Cluster, Disk, Node};
 
     fn replica(name: &str) -> Replica {
@@ -148,20 +166,88 @@ mod tests {
         delete("b", &facts).unwrap();
     }
 
+    /// `"a b! c?"`: what an engine that runs says of its replicas: in sync, lost (`!`), being filled (`?`).
+    fn engine(text: &str) -> Engine {
+        let one = |word: &str| {
+            let mode = match &word[1..] {
+                "!" => ReplicaMode::Error,
+                "?" => ReplicaMode::WriteOnly,
+                _ => ReplicaMode::ReadWrite,
+            };
+            (word[..1].to_owned(), mode)
+        };
+        let status = EngineStatus {
+            current_state: InstanceState::Running,
+            replica_mode_map: text.split_whitespace().map(one).collect(),
+            ..EngineStatus::default()
+        };
+        let spec = EngineSpec { volume_name: "demo".into(), ..EngineSpec::default() };
+        Engine { status: Some(status), ..Engine::new("demo-e-0", spec) }
+    }
+
     #[test]
     fn a_running_engine_knows_best() {
         let mut facts = facts(&[replica("a"), replica("b")]);
-        let modes = [("a", ReplicaMode::ReadWrite), ("b", ReplicaMode::WriteOnly)];
-        let status = EngineStatus {
-            current_state: InstanceState::Running,
-            replica_mode_map: modes.into_iter().map(|(n, m)| (n.to_owned(), m)).collect(),
-            ..EngineStatus::default()
-        };
-        let engine =
-            Engine::new("demo-e-0", EngineSpec { volume_name: "demo".into(), ..EngineSpec::default() });
-        facts.engine = Some(Engine { status: Some(status), ..engine });
+        facts.engine = Some(engine("a b?"));
         assert!(delete("a", &facts).is_err());
         delete("b", &facts).unwrap();
+    }
+
+    /// It was a relay until now, or has yet to say what it has.
+    #[test]
+    fn an_engine_that_tells_of_no_replica_is_not_asked() {
+        let mut facts = facts(&[replica("a"), failed("b")]);
+        facts.engine = Some(engine(""));
+        assert!(delete("a", &facts).unwrap_err().contains("the only one"));
+        let mut relay = engine("a! b!");
+        relay.status.as_mut().unwrap().relaying = true;
+        facts.engine = Some(relay);
+        assert!(delete("a", &facts).unwrap_err().contains("the only one"));
+        delete("b", &facts).unwrap();
+    }
+
+    /// Its engine would let go of none then, wait for one whose process has ended, and take no other one in its place.
+    #[test]
+    fn a_majority_that_is_used_stays_one() {
+        let all = ["a", "b", "c", "d"].map(replica);
+        let cases: &[(&str, &str, &[&str])] = &[
+            ("all are in sync", "a b c", &["a", "b", "c"]),
+            ("one is lost", "a b c!", &["c"]),
+            ("one is being filled", "a b c?", &["c"]),
+            ("there are two", "a b", &[]),
+            ("the second one of two is being filled", "a b?", &["b"]),
+            ("it waits already", "a b! c!", &["b", "c"]),
+            ("of four", "a b c d", &["a", "b", "c", "d"]),
+            ("of four one is lost", "a b c d!", &["d"]),
+        ];
+        for (what, told, go) in cases {
+            let there: Vec<Replica> = all.iter().filter(|r| told.contains(&r.name_any())).cloned().collect();
+            let mut facts = facts(&there);
+            facts.engine = Some(engine(told));
+            let which = |facts: &Facts| -> Vec<String> {
+                let names = there.iter().map(ResourceExt::name_any);
+                names.filter(|name| delete(name, facts).is_ok()).collect()
+            };
+            let last = usize::from(told.split_whitespace().filter(|word| word.len() == 1).count() == 1);
+            assert_eq!(which(&facts).len(), there.len() - last, "any: {what}");
+            facts.volume.as_mut().unwrap().spec.quorum = Quorum::Majority;
+            assert_eq!(which(&facts), *go, "{what}");
+            // At rest the others are enough to begin with: people say which are lost.
+            facts.engine = None;
+            assert_eq!(which(&facts).len(), there.len(), "at rest: {what}");
+        }
+        let mut facts = facts(&all[..3]);
+        facts.volume.as_mut().unwrap().spec.quorum = Quorum::Majority;
+        facts.engine = Some(engine("a b c"));
+        facts.replicas[2].spec.node_id = "n2".into();
+        facts.cluster = cluster(true);
+        let refused = delete("a", &facts).unwrap_err();
+        assert!(
+            refused.contains(
+                "2 of its 3 replicas have to hold everything, and beside this one 1 that can be read does"
+            ),
+            "{refused}"
+        );
     }
 
     #[test]

@@ -7,7 +7,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kube::ResourceExt;
+
 use super::replica::holds_everything;
+use super::served::needed;
 use crate::api::{DesireState, Engine, InstanceState, Replica, TicketType, Volume, VolumeAttachment};
 use crate::schedule::Cluster;
 use crate::settings::DrainPolicy;
@@ -122,27 +125,41 @@ fn is_stopped(replica: &Replica) -> bool {
     replica.spec.desire_state == DesireState::Stopped && state == InstanceState::Stopped
 }
 
-/// True if the replica never held anything, or another one on a protected node holds everything. One that nobody can read now
-/// does not count: its node may be down for good, and the one that is drained is often deleted next.
+/// True if the replica never held anything, or its volume goes on without it: as many others as it needs hold everything, on protected
+/// nodes. One that nobody can read now does not count: its node may be down for good, and the one that is drained is often deleted next.
 fn is_dispensable(o: &Observed<'_>, replica: &Replica, protected: &BTreeSet<&str>) -> bool {
     let spec = &replica.spec;
-    let is_unused = spec.healthy_at.is_empty() && spec.failed_at.is_empty();
-    let volume = o.volumes.iter().find(|v| v.metadata.name.as_ref() == Some(&spec.volume_name));
-    is_unused
-        || o.replicas.iter().any(|other| {
-            other.spec.volume_name == spec.volume_name
-                && other.spec.node_id != spec.node_id
-                && protected.contains(other.spec.node_id.as_str())
-                && o.cluster.is_readable(&other.spec.node_id, &other.spec.disk_id)
-                && holds_everything(other, volume.copied())
-        })
+    if is_unused(replica) {
+        return true;
+    }
+    let volume = o.volumes.iter().find(|v| v.metadata.name.as_ref() == Some(&spec.volume_name)).copied();
+    let of_volume = || o.replicas.iter().copied().filter(|other| other.spec.volume_name == spec.volume_name);
+    let stays = |other: &&Replica| {
+        other.spec.node_id != spec.node_id
+            && protected.contains(other.spec.node_id.as_str())
+            && o.cluster.is_readable(&other.spec.node_id, &other.spec.disk_id)
+            && holds_everything(other, volume)
+    };
+    let quorum = volume.map(|v| v.spec.quorum).unwrap_or_default();
+    of_volume().filter(stays).count() >= needed(quorum, of_volume().filter(|other| counts(o, other)).count())
+}
+
+fn is_unused(replica: &Replica) -> bool {
+    replica.spec.healthy_at.is_empty() && replica.spec.failed_at.is_empty()
+}
+
+/// True for a replica of which a majority is one: it was used, or an engine has it and is about to fill it.
+fn counts(o: &Observed<'_>, replica: &Replica) -> bool {
+    let is_told = |e: &&Engine| e.spec.replica_address_map.contains_key(&replica.name_any());
+    let goes = replica.metadata.deletion_timestamp.is_some();
+    !goes && (!is_unused(replica) || o.engines.iter().any(is_told))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::api::{
-        AttachmentTicket, EngineSpec, EpochRecord, ReplicaSpec, ReplicaStatus, VolumeAttachmentSpec,
+        AttachmentTicket, EngineSpec, EpochRecord, Quorum, ReplicaSpec, ReplicaStatus, VolumeAttachmentSpec,
         VolumeSpec, VolumeStatus,
     };
     use crate::schedule::{self, Disk};
@@ -281,6 +298,51 @@ mod tests {
         assert_eq!(released(&three), ["n1", "n2"]);
         let next = decide("n1:- n2:", "v1@n1 v1@n2", "", DrainPolicy::BlockLast);
         assert_eq!(released(&next), [""; 0], "the first is still away");
+    }
+
+    /// Seen on paper: two of three nodes were drained one after the other, and a volume waited that had the third one only.
+    #[test]
+    fn where_a_majority_decides_no_node_goes_that_leaves_fewer() {
+        let mut volume = Volume::new("v1", VolumeSpec { quorum: Quorum::Majority, ..VolumeSpec::default() });
+        let decide = |volume: &Volume, on: &str, there: &str, told: &[&str]| {
+            let (nodes, replicas) = (nodes(on), replicas(there));
+            let mut engine = Engine::new("v1-e-0", EngineSpec::default());
+            engine.spec.replica_address_map =
+                told.iter().map(|name| (format!("v1-r-{name}"), String::new())).collect();
+            let actions = plan(&Observed {
+                nodes: &nodes,
+                volumes: &[volume],
+                engines: &[&engine],
+                replicas: &replicas.iter().collect::<Vec<_>>(),
+                cluster: &cluster(on),
+                policy: DrainPolicy::BlockLast,
+            });
+            released(&actions).join(" ")
+        };
+        let cases = [
+            ("the first of three", "n1: n2 n3", "v1@n1 v1@n2 v1@n3", "n1"),
+            ("another one is away", "n1:- n2: n3", "v1@n1 v1@n2 v1@n3", ""),
+            ("two at once", "n1: n2: n3", "v1@n1 v1@n2 v1@n3", "n1"),
+            ("another one has failed", "n1: n2 n3", "v1@n1 v1@n2 v1@n3!", ""),
+            ("one that failed", "n1: n2 n3", "v1@n1! v1@n2 v1@n3", "n1"),
+            ("another one has its successor", "n1: n2 n3 n4:-", "v1@n1 v1@n2 v1@n3 v1@n4!", ""),
+            ("which is in sync, and the other one gone", "n1: n2 n3 n4:-", "v1@n1 v1@n2 v1@n3", "n1"),
+            ("one of two", "n1: n2", "v1@n1 v1@n2", ""),
+            ("two of five", "n1: n2: n3 n4 n5", "v1@n1 v1@n2 v1@n3 v1@n4 v1@n5", "n1 n2"),
+            ("one that holds nothing", "n1: n2 n3", "v1@n1? v1@n2 v1@n3", "n1"),
+            ("beside one that nobody has", "n1: n2 n3 n4", "v1@n1 v1@n2 v1@n3 v1@n4?", "n1"),
+        ];
+        for (what, on, there, goes) in cases {
+            assert_eq!(decide(&volume, on, there, &[]), goes, "{what}");
+        }
+        let (on, there) = ("n1: n2 n3 n4", "v1@n1 v1@n2 v1@n3 v1@n4?");
+        assert_eq!(
+            decide(&volume, on, there, &["n1", "n2", "n3", "n4"]),
+            "",
+            "beside one that is being filled"
+        );
+        volume.spec.quorum = Quorum::Any;
+        assert_eq!(decide(&volume, "n1:- n2: n3", "v1@n1 v1@n2 v1@n3", &[]), "n2");
     }
 
     #[test]

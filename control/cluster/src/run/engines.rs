@@ -16,7 +16,7 @@ use crate::agent::{AgentError, EngineStart, Part, RebuildLimits};
 use crate::api::{DesireState, Engine, EngineSpec, Quorum, Replica, Volume};
 use crate::plan::served::may_begin_with;
 use crate::plan::upgrade::{Images, target};
-use crate::plan::{engine, volume_of_engine, written};
+use crate::plan::{Event, engine, volume_of_engine, written};
 
 /// How often something that others have to finish first is looked at.
 const LATER: Duration = Duration::from_secs(10);
@@ -73,7 +73,11 @@ async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
                 refusal = context.agent.add_replica(name, &replica, &address).await.err().or(refusal);
             }
             engine::Action::RemoveReplica { name: replica, .. } => {
-                refusal = context.agent.remove_replica(name, &replica).await.err().or(refusal);
+                let kept = context.agent.remove_replica(name, &replica).await.err();
+                if let Some(why) = &kept {
+                    tell_kept(context, &resource, &replica, why).await;
+                }
+                refusal = kept.or(refusal);
             }
             engine::Action::Expand(size) => {
                 if let Err(e) = context.agent.expand(name, size).await {
@@ -109,6 +113,19 @@ async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
     let wanted = process.is_some() || resource.spec.desire_state == DesireState::Running;
     let on_its_way = resource.spec.node_id == here && view.as_ref().map_or(wanted, |v| !v.up);
     Ok(if on_its_way && outcome == Outcome::Done { Outcome::Again(SOON) } else { outcome })
+}
+
+/// Tells people why a replica stays that is not needed any more, or was deleted: what the engine has of it is not seen elsewhere.
+async fn tell_kept(context: &Context, engine: &Engine, replica: &str, why: &AgentError) {
+    let AgentError::Failed(why) = why else { return };
+    let decides = engine.spec.quorum == Quorum::Majority;
+    let advice = "with the quorum majority more than half of its replicas have to hold everything without it; of two neither \
+                  goes while the volume is attached: detach it, and delete the Replica then";
+    let message = match decides {
+        true => format!("replica {replica} is to go, and the engine keeps it: {why} ({advice})"),
+        false => format!("replica {replica} is to go, and the engine keeps it: {why}"),
+    };
+    context.desk.tell(engine, &Event { warning: true, reason: "ReplicaKept", message }).await;
 }
 
 /// How a volume's rebuilds are held back: by its own words, or the settings'. `None` for one that is not to be here.

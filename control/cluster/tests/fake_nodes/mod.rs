@@ -44,6 +44,8 @@ pub(crate) struct Machine {
     pub(crate) away: BTreeSet<String>,
     /// Nodes whose disk cannot be used.
     pub(crate) diskless: BTreeSet<String>,
+    /// Engines let go of no replica, and say why.
+    pub(crate) replicas_are_held: bool,
     /// Directories that cannot be removed.
     pub(crate) stubborn: BTreeSet<String>,
     /// No engine takes a snapshot, whatever anybody else thinks of the volume's limits.
@@ -265,6 +267,9 @@ impl Agent for FakeAgent {
     }
 
     async fn remove_replica(&self, engine: &str, name: &str) -> Result<(), AgentError> {
+        if self.machine().replicas_are_held {
+            return Err(AgentError::Failed(format!("replica {name} cannot leave: too few are left")));
+        }
         for engine in self.machine().engines.get_mut(engine).into_iter().flatten() {
             engine.replicas.remove(name);
         }

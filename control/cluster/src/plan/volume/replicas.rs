@@ -10,7 +10,7 @@ use crate::api::{
     ReplicaSpec, TicketType,
 };
 use crate::plan::engine::SERVES;
-use crate::plan::served::{may_have_served, was_never_served};
+use crate::plan::served::{may_have_served, needed, was_never_served};
 use crate::plan::{FINALIZER, age, engine_name};
 use crate::schedule::{
     Cluster, Emptying, Failed, Locality, Placement, Refusal, Replenish, Resident, Want, balance,
@@ -119,8 +119,8 @@ impl Draft<'_> {
     fn leaves(&self, spec: &ReplicaSpec) -> bool {
         let Some(node) = self.o.cluster.nodes.get(&spec.node_id) else { return false };
         let is_last = || {
-            let elsewhere = |r: &&ReplicaSpec| r.node_id != spec.node_id && self.is_safe(r);
-            !self.replicas.values().any(|r| elsewhere(&r))
+            let elsewhere = self.replicas.values().filter(|r| r.node_id != spec.node_id && self.is_safe(r));
+            elsewhere.count() < self.needed()
         };
         let is_used = !spec.healthy_at.is_empty() || !spec.failed_at.is_empty();
         let leaves_node = match node.emptying {
@@ -130,6 +130,15 @@ impl Draft<'_> {
             Emptying::All => true,
         };
         leaves_node || node.disks.get(&spec.disk_id).is_some_and(|disk| disk.evicting)
+    }
+
+    /// So many replicas have to hold everything for the volume to go on: of those that were used, or that its engine is told of.
+    fn needed(&self) -> usize {
+        let is_told =
+            |name: &String| self.engine.as_ref().is_some_and(|e| e.replica_address_map.contains_key(name));
+        let is_used = |spec: &ReplicaSpec| !spec.healthy_at.is_empty() || !spec.failed_at.is_empty();
+        let counted = self.replicas.iter().filter(|(name, spec)| is_used(spec) || is_told(name)).count();
+        needed(self.o.volume.spec.quorum, counted)
     }
 
     /// True for a healthy replica that can be read, on a node that is not about to be drained.

@@ -405,6 +405,22 @@ fn a_drained_node_is_left_by_the_last_replica_alone_and_to_the_end() {
     assert!(one.replicas.len() == 1 && one.nodes() != [last.as_str()], "{:?}", one.nodes());
     assert_eq!(one.status().robustness, Robustness::Healthy);
 
+    // Where a majority decides it needs two of three.
+    let mut majority = spread(3);
+    majority.volume_mut().spec.quorum = Quorum::Majority;
+    drain(&mut majority, "n2");
+    assert_eq!(majority.nodes(), ["n1", "n2", "n3"], "two are on protected nodes");
+    majority.cluster.nodes.get_mut("n3").unwrap().protected = false;
+    majority.rebuilds_end = false;
+    majority.settle();
+    assert_eq!(majority.nodes(), ["n1", "n2", "n3", "n4"], "the one on n1 is too few");
+    majority.rebuilds_end = true;
+    majority.settle();
+    assert_eq!(
+        (majority.nodes(), majority.status().robustness),
+        (vec!["n1", "n3", "n4"], Robustness::Healthy)
+    );
+
     let mut unused = World::new(VolumeSpec::default());
     unused.cluster.nodes.values_mut().for_each(|n| n.protected = true);
     unused.settle();
