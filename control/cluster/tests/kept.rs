@@ -447,3 +447,25 @@ async fn a_volume_that_is_restored_before_its_replicas_begins_nothing_beside_the
     cluster.server.delete("orphans", &orphan(&cluster).unwrap());
     cluster.wait("it begins", |c| status(c)["state"] == "detached").await;
 }
+
+/// Seen in the simulation (seed 684): the leader heard late that a volume had gone and was made anew, and deleted what was of its name.
+#[tokio::test]
+async fn snapshots_of_a_volume_that_was_made_anew_do_not_go_with_the_one_before() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 47).await;
+    detached_volume(&cluster).await;
+    let (_, kept) = cluster.machine().directories.first().cloned().expect("a replica's");
+    cluster.machine().stubborn.insert(kept);
+    cluster.server.delete("volumes", "demo");
+    let rest = |c: &Cluster| c.volume("state") == "deleting" && replicas(c).len() == 1;
+    cluster.wait("nearly all is gone", rest).await;
+    cluster.server.hold_news(Some("volumes"));
+    cluster.machine().stubborn.clear();
+    cluster.wait("gone", |c| c.server.all("volumes").is_empty()).await;
+    cluster.create_volume();
+    let spec = json!({ "volume": "demo", "createSnapshot": true });
+    let snapshot = json!({ "apiVersion": "longhorn.io/v1beta2", "kind": "Snapshot", "spec": spec });
+    cluster.server.apply("snapshots", "s1", &snapshot);
+    tokio::time::sleep(LONG).await;
+    let s1 = cluster.server.get("snapshots", "s1").expect("it is there");
+    assert!(s1["metadata"]["deletionTimestamp"].is_null(), "{s1}");
+}

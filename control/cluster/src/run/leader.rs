@@ -242,10 +242,20 @@ impl Hands<'_> {
         self.context.desk.create(&self.owned(VolumeAttachment::new(&name, spec))).await
     }
 
+    /// What goes with a volume that is deleted goes only if the API server itself has no other one of its name, which was made since: news of
+    /// that may be late. What is to go was read before.
+    async fn confirm_no_other(&self) -> Done {
+        let found = self.context.desk.api::<Volume>().get_opt(&self.volume.name_any()).await?;
+        let is_same = found.is_none_or(|found| found.uid() == self.volume.uid());
+        if is_same { Ok(()) } else { Err(ReconcileError::Stale) }
+    }
+
     async fn delete_snapshots(&self) -> Done {
-        for snapshot in self.context.cache.snapshots.of(&self.volume.name_any()) {
+        let snapshots = self.context.cache.snapshots.of(&self.volume.name_any());
+        self.confirm_no_other().await?;
+        for snapshot in snapshots {
             if snapshot.metadata.deletion_timestamp.is_none() {
-                self.context.desk.delete::<Snapshot>(&snapshot.name_any()).await?;
+                self.context.desk.delete_same(snapshot.as_ref()).await?;
             } else {
                 forget(self.context, snapshot.as_ref()).await?;
             }

@@ -81,10 +81,16 @@ impl State {
         let done = match &asked.wish {
             Wish::Take(name) => self.take(volume, birth, places, name),
             Wish::Remove(name) => {
-                let mark = |layer: &mut Layer| _ = layer.removed.get_or_insert(0);
-                self.each(places, |copy| copy.chain.iter_mut().filter(|l| l.name == *name).for_each(mark));
-                // Nobody waits who was asked beside the resources.
-                if let Some(known) = self.snapshots.get_mut(name).filter(|_| asked.waits.is_none()) {
+                let mut is_there = false;
+                self.each(places, |copy| {
+                    for layer in copy.chain.iter_mut().filter(|layer| layer.name == *name) {
+                        is_there = true;
+                        layer.removed.get_or_insert(0);
+                    }
+                });
+                // Nobody waits who was asked beside the resources. What has yet to be taken is not removed by it.
+                let is_removed = is_there && asked.waits.is_none();
+                if let Some(known) = self.snapshots.get_mut(name).filter(|_| is_removed) {
                     known.is_removed = true;
                     self.count("somebody removed a snapshot beside its resource");
                 }
