@@ -71,6 +71,9 @@ impl Directory {
         self.save_volume(|volume| volume.rebuilding = true)?;
         self.forget_outsiders()?;
         self.next = None;
+        if let Some(prepared) = &self.chain.prepared {
+            self.undo_names(prepared)?;
+        }
         switch::remove_next(&self.fs, &self.path, None)?;
         self.records().remove::<FoldRecord>(&self.fs)?;
         fold::remove_left(&self.fs, &self.path)?;

@@ -1,9 +1,9 @@
 //! Chain operations: prepared durably, then carried out or taken back (`docs/invariants.md`, 9).
 //!
 //! The files of an operation that changes the head are all made and synced by `prepare`, under names in `engine/`; the
-//! record `chain` says so. `commit` takes the steps of [`super::switch`], each idempotent, volume.meta being the switch. A
-//! directory that is opened with a prepared operation has either switched, and the rest is done, or it has not, and what
-//! was begun is undone: then it is prepared as before.
+//! record `chain` says so, and then all but volume.meta get their names. `commit` takes the steps of [`super::switch`] that
+//! are left, each idempotent, volume.meta being the switch. A directory that is opened with a prepared operation has either
+//! switched, and the rest is done, or it has not, and what was begun is undone: then it is prepared as before.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -25,7 +25,8 @@ use super::meta::{LayerMeta, META_MAX, VolumeMeta, heads_after, meta_name, snaps
 use super::record::{ChainRecord, Prepared, Switch};
 use super::room::{self, is_full};
 use super::switch::{
-    NEXT_HEAD, NEXT_HEAD_INFO, NEXT_SNAPSHOT, NEXT_VOLUME, Turn, drop_old_head, remove_next, switch_heads,
+    NEXT_HEAD, NEXT_HEAD_INFO, NEXT_SNAPSHOT, NEXT_VOLUME, Turn, drop_old_head, place_names, remove_next,
+    switch_heads, undo,
 };
 
 /// Label of the snapshot that an expansion takes (longhorn-engine `pkg/replica`): the new size in bytes.
@@ -83,17 +84,49 @@ impl Directory {
         // A link changes the layer's inode: that is use.
         let made = self.begin_use().and_then(|()| self.make_next(&prepared));
         let made = made.and_then(|()| self.records().store(&self.fs, &record));
-        if let Err(source) = made {
-            self.next = None;
-            let what = format!("preparing {} in {}", describe(op), self.path.display());
-            let undone = remove_next(&self.fs, &self.path, Some(&prepared));
-            return Err(match undone {
-                Ok(()) if is_full(&source) => ChainError::NoSpace(describe(op)),
-                _ => ChainError::Io { what, source },
-            });
+        let made = match made {
+            Ok(()) => {
+                self.chain = record;
+                self.place_names(&prepared).map_err(|source| (source, self.take_back(&prepared)))
+            }
+            Err(source) => {
+                self.next = None;
+                Err((source, remove_next(&self.fs, &self.path, Some(&prepared))))
+            }
+        };
+        made.map_err(|(source, undone)| match undone {
+            Ok(()) if is_full(&source) => ChainError::NoSpace(describe(op)),
+            _ => ChainError::Io {
+                what: format!("preparing {} in {}", describe(op), self.path.display()),
+                source,
+            },
+        })
+    }
+
+    /// The steps before the switch, so that `commit` holds requests for as few as can be.
+    fn place_names(&self, prepared: &Prepared) -> io::Result<()> {
+        if let (Some(switch), Some(turn)) = (&prepared.switch, Turn::of(&prepared.op, self.size())) {
+            place_names(&self.fs, &self.path, switch, turn.keep.as_deref())?;
+            self.fs.sync_directory(&self.path)?;
+            self.fs.sync_directory(&self.engine())?;
         }
-        self.chain = record;
         Ok(())
+    }
+
+    /// Undoes what `prepare` did. The record goes after the names: it is what tells a start which names to undo.
+    fn take_back(&mut self, prepared: &Prepared) -> io::Result<()> {
+        self.next = None;
+        self.undo_names(prepared)?;
+        self.save_chain(ChainRecord { prepared: None, ..self.chain.clone() })?;
+        remove_next(&self.fs, &self.path, Some(prepared))
+    }
+
+    /// Takes the names back that [`Self::place_names`] gave.
+    pub(super) fn undo_names(&self, prepared: &Prepared) -> io::Result<()> {
+        match (&prepared.switch, Turn::of(&prepared.op, self.size())) {
+            (Some(switch), Some(turn)) => undo(&self.fs, &self.path, switch, turn.keep.as_deref()),
+            _ => Ok(()),
+        }
     }
 
     fn check(&self, id: Instance, op: &ChainOp) -> Result<Prepared, ChainError> {
@@ -252,8 +285,8 @@ impl Directory {
         Ok(())
     }
 
-    /// Carries a prepared operation out. For a snapshot and an expansion: links and renames only (an expansion also writes
-    /// the intent bitmap anew); nothing may be in flight on the head. For a revert nothing may be in flight at all, and
+    /// Carries a prepared operation out. For a snapshot and an expansion: a rename only (an expansion also writes the intent
+    /// bitmap anew), and what a start has undone of the names; nothing may be in flight on the head. For a revert nothing may be in flight at all, and
     /// everything has been flushed. The answer waits for a flush and for [`Directory::sync_commit`].
     ///
     /// # Errors
@@ -385,10 +418,7 @@ impl Directory {
         let Some(prepared) = self.chain.prepared.clone().filter(|p| p.id == id) else { return Ok(()) };
         let what = format!("taking {} back in {}", describe(&prepared.op), self.path.display());
         let failed = |source| ChainError::Io { what, source };
-        self.next = None;
-        self.save_chain(ChainRecord { prepared: None, ..self.chain.clone() })
-            .and_then(|()| remove_next(&self.fs, &self.path, Some(&prepared)))
-            .map_err(failed)
+        self.take_back(&prepared).map_err(failed)
     }
 }
 

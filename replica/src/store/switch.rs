@@ -11,8 +11,9 @@
 //! remove  volume-head-OLD.img.meta, volume-head-OLD.img
 //! ```
 //!
-//! Everything up to the switch only links and renames. Nothing is removed before the switch is durable, so that no order
-//! in which a disk may write the directory leaves it without a head.
+//! The steps up to the switch only link and rename, and are taken when the operation is prepared: a step may wait for the file
+//! system's journal, and while the switch is made requests are held. Nothing is removed before the switch is durable, so that no
+//! order in which a disk may write the directory leaves it without a head.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -71,24 +72,29 @@ pub(super) fn remove_next(fs: &Fs, directory: &Path, prepared: Option<&Prepared>
     fs.sync_directory(&engine)
 }
 
-/// The steps up to the switch. What is done already is passed over.
-pub(super) fn switch_heads(fs: &Fs, directory: &Path, switch: &Switch, keep: Option<&str>) -> io::Result<()> {
-    let engine = directory.join(ENGINE);
-    let at = |name: &str| directory.join(name);
-    let mut moves = Vec::new();
+/// The steps before the switch. What is done already is passed over.
+pub(super) fn place_names(fs: &Fs, directory: &Path, switch: &Switch, keep: Option<&str>) -> io::Result<()> {
     if let Some(snapshot) = keep.map(snapshot_file) {
-        if found_at(&at(&snapshot))?.is_none() {
-            fs.link(&at(&switch.old_head), &at(&snapshot))?;
+        if found_at(&directory.join(&snapshot))?.is_none() {
+            fs.link(&directory.join(&switch.old_head), &directory.join(&snapshot))?;
         }
-        moves.push((NEXT_SNAPSHOT, meta_name(&snapshot)));
+        move_out(fs, directory, NEXT_SNAPSHOT, &meta_name(&snapshot))?;
     }
-    moves.push((NEXT_HEAD, switch.new_head.clone()));
-    moves.push((NEXT_HEAD_INFO, meta_name(&switch.new_head)));
-    moves.push((NEXT_VOLUME, VOLUME_META.to_owned()));
-    for (from, to) in moves {
-        if found_at(&engine.join(from))?.is_some() {
-            fs.rename(&engine.join(from), &at(&to))?;
-        }
+    move_out(fs, directory, NEXT_HEAD, &switch.new_head)?;
+    move_out(fs, directory, NEXT_HEAD_INFO, &meta_name(&switch.new_head))
+}
+
+/// All steps up to the switch, and this.
+pub(super) fn switch_heads(fs: &Fs, directory: &Path, switch: &Switch, keep: Option<&str>) -> io::Result<()> {
+    place_names(fs, directory, switch, keep)?;
+    move_out(fs, directory, NEXT_VOLUME, VOLUME_META)
+}
+
+/// Gives a file that `prepare` made its name, unless it has it.
+fn move_out(fs: &Fs, directory: &Path, from: &str, to: &str) -> io::Result<()> {
+    let from = directory.join(ENGINE).join(from);
+    if found_at(&from)?.is_some() {
+        fs.rename(&from, &directory.join(to))?;
     }
     Ok(())
 }
@@ -156,7 +162,7 @@ pub(super) fn recover(
 
 /// Takes back the steps before the switch. What was written to the new head was lost with its name, and nobody was told that it is on
 /// the disk; its zero map may have marks all the same, written in place. The snapshot's name is the old head's file.
-fn undo(fs: &Fs, directory: &Path, switch: &Switch, keep: Option<&str>) -> io::Result<()> {
+pub(super) fn undo(fs: &Fs, directory: &Path, switch: &Switch, keep: Option<&str>) -> io::Result<()> {
     let at = |name: &str| directory.join(name);
     let head = at(&switch.old_head).symlink_metadata()?.ino();
     fs.remove(&at(&meta_name(&switch.new_head)))?;

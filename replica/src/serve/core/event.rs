@@ -288,7 +288,7 @@ pub enum Record {
         /// The operation.
         op: ChainOp,
     },
-    /// The prepared operation is carried out: link, rename, switch. No write is in flight if it is a snapshot.
+    /// The prepared operation is carried out: the switch. No write is in flight if it is a snapshot.
     Commit {
         /// The decision.
         id: Instance,

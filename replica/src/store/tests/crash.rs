@@ -176,6 +176,34 @@ fn snapshot() {
     );
 }
 
+/// Requests are held meanwhile, and each step may wait for the file system's journal.
+#[test]
+fn the_switch_of_a_snapshot_is_one_step() {
+    let place = temporary();
+    let path = place.path().join("replica");
+    sample(&path);
+    let tape = Arc::new(Tape::default());
+    let mut volume = Volume::open_taped(&path, &tape).unwrap();
+    volume.directory.prepare(Instance(2), &snapshot_op("two")).unwrap();
+    tape.stop_after(1);
+    volume.directory.commit(Instance(2)).unwrap();
+    assert_eq!(tape.go_on(), Some(0));
+}
+
+/// Also while the process goes on: what is left would stay until the next one.
+#[test]
+fn an_operation_that_is_taken_back_leaves_no_name() {
+    let place = temporary();
+    let path = place.path().join("replica");
+    sample(&path);
+    let mut volume = Volume::open(&path).unwrap();
+    for op in [snapshot_op("two"), revert_op("one")] {
+        volume.directory.prepare(Instance(2), &op).unwrap();
+        volume.directory.abort(Instance(2)).unwrap();
+        is_tidy(&path, &volume);
+    }
+}
+
 /// An engine may die before the flush that follows on the change of heads, and the next one takes a snapshot first.
 #[test]
 fn a_snapshot_right_behind_another_one() {
@@ -753,43 +781,50 @@ fn catching_up() {
         let parts = volume.directory.begin_catch_up(SIZE, &chain, &keep);
         parts.map(|parts| drop(volume.store.replace(parts)))
     };
-    at_every_step(
-        |path| {
-            sample(path);
-            let mut volume = Volume::open(path).unwrap();
-            let epoch = Epoch { generation: Generation::from(5), id: Instance(5), ..Epoch::default() };
-            assert!(volume.directory.store_epoch(epoch).unwrap());
-        },
-        |path, tape| Volume::open_taped(path, tape).is_ok_and(|mut volume| take_over(&mut volume).is_ok()),
-        |path, finished, what| {
-            let mut volume = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
-            let state = volume.directory.state();
-            assert!(!state.imported, "{what}");
-            match (state.rebuilding, &state.kept) {
-                (false, _) => {
-                    assert!(!finished, "{what}");
-                    assert_eq!(volume.blocks()[..9], SAMPLE, "{what}");
+    let before = |path: &Path| {
+        sample(path);
+        let mut volume = Volume::open(path).unwrap();
+        let epoch = Epoch { generation: Generation::from(5), id: Instance(5), ..Epoch::default() };
+        assert!(volume.directory.store_epoch(epoch).unwrap());
+    };
+    // A replica that left in the middle of an operation, and has not been opened since.
+    let beside_prepared = |volume: &mut Volume| {
+        volume.directory.prepare(Instance(7), &snapshot_op("lost")).and_then(|()| take_over(volume))
+    };
+    for scene in [&take_over as &dyn Fn(&mut Volume) -> _, &beside_prepared] {
+        at_every_step(
+            before,
+            |path, tape| Volume::open_taped(path, tape).is_ok_and(|mut volume| scene(&mut volume).is_ok()),
+            |path, finished, what| {
+                let mut volume = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+                let state = volume.directory.state();
+                assert!(!state.imported, "{what}");
+                match (state.rebuilding, &state.kept) {
+                    (false, _) => {
+                        assert!(!finished, "{what}");
+                        assert_eq!(volume.blocks()[..9], SAMPLE, "{what}");
+                    }
+                    // What the layers hold counts only if it is said so.
+                    (true, Some(_)) => assert_eq!(volume.blocks()[..9], SAMPLE, "{what}"),
+                    (true, None) => assert!(!finished && volume.blocks().iter().all(|b| *b == 0), "{what}"),
                 }
-                // What the layers hold counts only if it is said so.
-                (true, Some(_)) => assert_eq!(volume.blocks()[..9], SAMPLE, "{what}"),
-                (true, None) => assert!(!finished && volume.blocks().iter().all(|b| *b == 0), "{what}"),
-            }
-            take_over(&mut volume).unwrap_or_else(|e| panic!("{what}: {e}"));
-            assert_eq!(names(&volume), ["one", "two", ""], "{what}");
-            is_tidy(path, &volume);
-            volume.put("one", 0, &[(BlockState::Data, 1); 8]);
-            let (own, zero) = ((BlockState::Data, 2), (BlockState::Zero, 0));
-            let absent = (BlockState::Absent, 0);
-            volume.put("two", 0, &[absent, absent, own, own, zero, absent, absent, absent, absent]);
-            assert_eq!(volume.store.end_rebuild(0, || false).unwrap(), None);
-            volume.flush();
-            volume.directory.end_rebuild().unwrap();
-            drop(volume);
-            assert_eq!(reads(path, None), SAMPLE, "{what}");
-            assert_eq!(reads(path, Some("one")), ONE, "{what}");
-            assert_eq!(reads(path, Some("two")), SAMPLE, "{what}");
-        },
-    );
+                take_over(&mut volume).unwrap_or_else(|e| panic!("{what}: {e}"));
+                assert_eq!(names(&volume), ["one", "two", ""], "{what}");
+                is_tidy(path, &volume);
+                volume.put("one", 0, &[(BlockState::Data, 1); 8]);
+                let (own, zero) = ((BlockState::Data, 2), (BlockState::Zero, 0));
+                let absent = (BlockState::Absent, 0);
+                volume.put("two", 0, &[absent, absent, own, own, zero, absent, absent, absent, absent]);
+                assert_eq!(volume.store.end_rebuild(0, || false).unwrap(), None);
+                volume.flush();
+                volume.directory.end_rebuild().unwrap();
+                drop(volume);
+                assert_eq!(reads(path, None), SAMPLE, "{what}");
+                assert_eq!(reads(path, Some("one")), ONE, "{what}");
+                assert_eq!(reads(path, Some("two")), SAMPLE, "{what}");
+            },
+        );
+    }
 }
 
 /// A head that stays is as long as its volume has become meanwhile, also when the power goes.
