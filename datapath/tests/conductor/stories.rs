@@ -832,7 +832,7 @@ fn a_purge_folds_what_is_removed_on_every_member() {
 #[test]
 fn snapshots_leave_no_names_behind_that_nobody_needs() {
     let mut world = opened(Quorum::Any);
-    let mut takes = |world: &mut World, name: &str| {
+    let takes = |world: &mut World, name: &str| {
         let command = world.snapshot(name);
         assert_eq!(world.finish(command), Ok(()));
     };

@@ -73,11 +73,7 @@ async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
                 refusal = context.agent.add_replica(name, &replica, &address).await.err().or(refusal);
             }
             engine::Action::RemoveReplica { name: replica, .. } => {
-                let kept = context.agent.remove_replica(name, &replica).await.err();
-                if let Some(why) = &kept {
-                    tell_kept(context, &resource, &replica, why).await;
-                }
-                refusal = kept.or(refusal);
+                refusal = remove_replica(context, &resource, &replica).await.err().or(refusal);
             }
             engine::Action::Expand(size) => {
                 if let Err(e) = context.agent.expand(name, size).await {
@@ -113,6 +109,14 @@ async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
     let wanted = process.is_some() || resource.spec.desire_state == DesireState::Running;
     let on_its_way = resource.spec.node_id == here && view.as_ref().map_or(wanted, |v| !v.up);
     Ok(if on_its_way && outcome == Outcome::Done { Outcome::Again(SOON) } else { outcome })
+}
+
+async fn remove_replica(context: &Context, engine: &Engine, replica: &str) -> Result<(), AgentError> {
+    let removed = context.agent.remove_replica(&engine.name_any(), replica).await;
+    if let Err(why) = &removed {
+        tell_kept(context, engine, replica, why).await;
+    }
+    removed
 }
 
 /// Tells people why a replica stays that is not needed any more, or was deleted: what the engine has of it is not seen elsewhere.
