@@ -248,32 +248,6 @@ fn slowly(more: u32) {
     assert!(view(place.path(), "two") == two);
 }
 
-/// Clients' requests are held while the operation is carried out, and what the fold has asked of the disk would come first.
-#[test]
-fn a_fold_begins_nothing_while_a_chain_operation_is_prepared() {
-    let place = tempfile::tempdir().unwrap();
-    let server = Server::start(place.path());
-    let (mut w, two) = layered(place.path(), session(&server.socket, 1, 1));
-    for ends in [Control::Abort { id: Instance(1000) }, Control::Commit { id: Instance(1000) }] {
-        let (id, op) = (Instance(1000), ChainOp::MarkRemoved { name: "one".into() });
-        assert_eq!(w.c.control(&Control::Prepare { id, op }).status(), Status::Ok);
-        assert_eq!(w.fold("three", None).0, Status::Ok);
-        std::thread::sleep(std::time::Duration::from_millis(300));
-        let fold = w.c.state().fold.unwrap();
-        assert!(fold.done == 0 && fold.error.is_none(), "{fold:?}");
-        w.change(1);
-        if matches!(ends, Control::Abort { .. }) {
-            // Who wants an end gets it.
-            assert_eq!(w.c.control(&Control::FoldStop).status(), Status::Ok);
-            w.until(|s| s.fold.as_ref().is_some_and(|f| f.error.is_some()));
-        }
-        assert_eq!(w.c.control(&ends).status(), Status::Ok);
-    }
-    w.until(|s| s.chain.iter().all(|l| l.name != "three"));
-    w.check();
-    assert!(view(place.path(), "two") == two);
-}
-
 #[test]
 fn a_close_ends_a_fold_and_a_new_process_goes_on_with_it() {
     let place = tempfile::tempdir().unwrap();

@@ -97,7 +97,6 @@ impl Server {
     /// Goes on with the fold as far as nothing has to be waited for.
     pub(super) fn pump_fold(&mut self, now: u64) {
         self.release_gone();
-        self.folder.pauses = self.folder.preparing.is_some() || self.core.is_chain_prepared();
         if self.core.is_failed() {
             self.folder.stop("the replica has failed");
         } else if self.stopping {
@@ -118,7 +117,7 @@ impl Server {
         self.end_standing_aside(now);
         let Some(run) = &self.folder.run else { return false };
         let ready = match run.waits {
-            Waits::Nothing => run.is_due(now) && (run.goes_on() || !self.folder.pauses),
+            Waits::Nothing => run.is_due(now),
             Waits::Claim => !run.claim.is_some_and(|claim| self.is_written(claim)),
             Waits::Punch => !self.flusher.is_punching(),
             // A prepared operation may stay for long; who wants an end gets it.

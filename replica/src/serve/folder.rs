@@ -39,15 +39,10 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Whatever else goes on: clients wait for what it has claimed, or for its end.
-    pub(super) fn goes_on(&self) -> bool {
-        self.claim.is_some() || self.fold.is_broken_off()
-    }
-
     /// It keeps to its bandwidth, but holds no claim for the sake of it, and puts no end off: that may have been asked for while a
     /// piece was copied, whose share is reckoned only then.
     pub(super) fn is_due(&self, now: u64) -> bool {
-        self.goes_on() || now >= self.not_before
+        self.claim.is_some() || self.fold.is_broken_off() || now >= self.not_before
     }
 }
 
@@ -86,11 +81,6 @@ pub(super) struct Folder {
     /// Writes that wait for the end of a claim, or until a fold stands aside, in order of arrival.
     pub(super) waiting: Vec<RequestId>,
     pub(super) gone: GoneLayers,
-    /// The record of a chain operation's being prepared, which the worker is about to make.
-    pub(super) preparing: Option<PersistId>,
-    /// A chain operation is prepared, or about to be: requests are held while it is carried out, and what a fold asks of the worker and
-    /// of the disk would come before it. A fold begins nothing, unless clients wait for what it has claimed.
-    pub(super) pauses: bool,
     /// Files that the thread is yet to close.
     pub(super) closing: usize,
     /// A rebuild has begun, which is answered when the layers before it have given their space back.
@@ -108,7 +98,6 @@ impl Folder {
 
     pub(super) fn wake_at(&self) -> Option<u64> {
         let waits = self.run.as_ref().filter(|run| matches!(run.waits, Waits::Nothing | Waits::Images));
-        let waits = waits.filter(|run| !self.pauses || run.goes_on());
         // What it may do at once was done, or waits for something that happens.
         waits.map(|run| run.not_before).filter(|at| *at > 0)
     }
@@ -120,9 +109,8 @@ impl Folder {
         }
     }
 
-    /// The worker is through with a record: a prepared chain operation may have been carried out or taken back.
-    pub(super) fn recorded(&mut self, id: PersistId) {
-        self.preparing = self.preparing.filter(|preparing| *preparing != id);
+    /// A prepared chain operation was carried out or taken back.
+    pub(super) fn chain_changed(&mut self) {
         if let Some(run) = self.run.as_mut().filter(|run| run.waits == Waits::Chain) {
             run.waits = Waits::Nothing;
         }

@@ -99,7 +99,7 @@ impl Server {
         match report {
             Report::Fold(report) => self.fold_reported(report),
             Report::Recorded(id, result) => {
-                self.folder.recorded(id);
+                self.folder.chain_changed();
                 let rebuilt = matches!(result, Ok(Change::Rebuilt(_)));
                 let result = result.and_then(|change| self.take_change(change));
                 if rebuilt && result.is_ok() && self.folder.closing > 0 {
@@ -199,10 +199,9 @@ impl Server {
             Record::Missed { trails } => {
                 Saved::Missed(trails.into_iter().map(|(chunk, trail)| (chunk, trail.0)).collect())
             }
-            Record::Prepare { id: operation, op } => {
-                self.folder.preparing = Some(id);
-                self.reverting = matches!(op, ChainOp::Revert { .. }).then_some(operation);
-                Saved::Prepare(operation, op)
+            Record::Prepare { id, op } => {
+                self.reverting = matches!(op, ChainOp::Revert { .. }).then_some(id);
+                Saved::Prepare(id, op)
             }
             Record::Commit { id: op } if self.reverting == Some(op) => {
                 return self.hold(id, Held::Revert(op));

@@ -266,11 +266,6 @@ impl Core {
         self.failed
     }
 
-    /// A chain operation is prepared, and neither carried out nor taken back.
-    pub const fn is_chain_prepared(&self) -> bool {
-        self.prepared.is_some()
-    }
-
     /// The directory is as it was found, or closed: no session has begun to use it.
     pub fn is_closed(&self) -> bool {
         self.directory == Directory::Closed
