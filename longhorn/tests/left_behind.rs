@@ -63,7 +63,8 @@ fn a_new_volume_whose_device_somebody_uses_is_not_taken_back() {
         signal(engine, Signal::SIGCONT);
         let is_in_time = said.contains("taking back");
         if is_in_time {
-            assert_eq!(ended.code(), Some(130), "{said}");
+            // On a busy machine its patience may be at an end before the signal comes through.
+            assert!(matches!(ended.code(), Some(130 | 1)), "{said}");
             assert!(said.contains("is in use"), "{said}");
         }
         assert_eq!(host.wait("it is up", is_healthy)["engine_pid"], engine);
