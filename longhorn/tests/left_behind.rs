@@ -55,7 +55,8 @@ fn a_new_volume_whose_device_somebody_uses_is_not_taken_back() {
         // So that it is not up yet for the command.
         let engine = pid(&host.status()["engine_pid"]);
         stand_still(engine);
-        signal(pid_of(&up), Signal::SIGINT);
+        // SIGINT is ignored by all that a shell has begun in the background, these tests perhaps among them.
+        signal(pid_of(&up), Signal::SIGTERM);
         signal(pid_of(&up), Signal::SIGCONT);
         let mut said = String::new();
         up.stderr.take().unwrap().read_to_string(&mut said).unwrap();
@@ -63,8 +64,7 @@ fn a_new_volume_whose_device_somebody_uses_is_not_taken_back() {
         signal(engine, Signal::SIGCONT);
         let is_in_time = said.contains("taking back");
         if is_in_time {
-            // On a busy machine its patience may be at an end before the signal comes through.
-            assert!(matches!(ended.code(), Some(130 | 1)), "{said}");
+            assert_eq!(ended.code(), Some(143), "{said}");
             assert!(said.contains("is in use"), "{said}");
         }
         assert_eq!(host.wait("it is up", is_healthy)["engine_pid"], engine);

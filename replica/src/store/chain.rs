@@ -285,9 +285,9 @@ impl Directory {
         Ok(())
     }
 
-    /// Carries a prepared operation out. For a snapshot and an expansion: a rename only (an expansion also writes the intent
-    /// bitmap anew), and what a start has undone of the names; nothing may be in flight on the head. For a revert nothing may be in flight at all, and
-    /// everything has been flushed. The answer waits for a flush and for [`Directory::sync_commit`].
+    /// Carries a prepared operation out. For a snapshot and an expansion: one rename (an expansion also writes the intent bitmap
+    /// anew), and what a start has undone of the names; nothing may be in flight on the head. For a revert nothing may be in
+    /// flight at all, and everything has been flushed. The answer waits for a flush and for [`Directory::sync_commit`].
     ///
     /// # Errors
     /// [`ChainError::NotPrepared`]; [`ChainError::Io`].
