@@ -14,6 +14,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use lh_block::{Extent, Instance};
+use lh_rig::bind_loop;
 use lh_ring::Falloc;
 use lh_ring::sys::{self, loops, mounts};
 use lh_wire::{ChainOp, Control, OpCode, Status};
@@ -51,7 +52,7 @@ impl Ext4 {
         // all writing: so all that was made is written once more.
         let mut made = vec![0; made_blocks(&image).map_err(text)? * 4096];
         image.read_exact_at(&mut made, 0).and_then(|()| image.write_all_at(&made, 0)).map_err(text)?;
-        let (number, device) = bind(&image)?;
+        let (number, device) = bind_loop(&image, "bad-disk-test")?;
         let source = format!("/dev/loop{number}");
         let mount = mounts::detached("ext4", &[("source", source)]).map_err(|e| format!("mounting: {e}"))?;
         loops::clear(device.as_fd()).map_err(text)?;
@@ -145,21 +146,6 @@ fn made_blocks(image: &File) -> std::io::Result<usize> {
 /// The path as other programs can use it.
 fn public(path: &Path) -> PathBuf {
     Path::new("/proc").join(std::process::id().to_string()).join(path.strip_prefix("/proc/self").unwrap())
-}
-
-fn bind(image: &File) -> Result<(u32, File), String> {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    loop {
-        let number = loops::get_free().map_err(|e| format!("loop devices: {e}"))?;
-        let device = File::options().read(true).write(true).open(format!("/dev/loop{number}"));
-        let device = device.map_err(|e| format!("/dev/loop{number}: {e}"))?;
-        match loops::configure(device.as_fd(), image.as_fd(), 512, "bad-disk-test") {
-            Ok(()) => return Ok((number, device)),
-            Err(e) if Instant::now() > deadline => return Err(e.to_string()),
-            // Another process was faster.
-            Err(_) => std::thread::sleep(Duration::from_millis(5)),
-        }
-    }
 }
 
 fn write(directory: &mut Directory, store: &mut Store, byte: u8) {

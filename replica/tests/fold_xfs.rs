@@ -6,9 +6,10 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lh_block::{Extent, Instance};
+use lh_rig::bind_loop;
 use lh_ring::Falloc;
 use lh_ring::sys::{self, loops, mounts};
 use lh_wire::ChainOp;
@@ -35,7 +36,7 @@ impl Xfs {
         if !made.map_err(|e| format!("mkfs.xfs: {e}"))?.success() {
             return Err("mkfs.xfs failed".into());
         }
-        let (number, device) = bind(image.as_file())?;
+        let (number, device) = bind_loop(image.as_file(), "fold-xfs-test")?;
         let source = format!("/dev/loop{number}");
         let mount = mounts::detached("xfs", &[("source", source)]).map_err(|e| format!("mounting: {e}"))?;
         // Unbinds itself with the last user: this process and the mount.
@@ -45,21 +46,6 @@ impl Xfs {
 
     fn path(&self, name: &str) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}/{name}", self.mount.as_raw_fd()))
-    }
-}
-
-fn bind(image: &File) -> Result<(u32, File), String> {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    loop {
-        let number = loops::get_free().map_err(|e| format!("loop devices: {e}"))?;
-        let device = File::options().read(true).write(true).open(format!("/dev/loop{number}"));
-        let device = device.map_err(|e| format!("/dev/loop{number}: {e}"))?;
-        match loops::configure(device.as_fd(), image.as_fd(), 512, "fold-xfs-test") {
-            Ok(()) => return Ok((number, device)),
-            Err(e) if Instant::now() > deadline => return Err(e.to_string()),
-            // Another process was faster.
-            Err(_) => std::thread::sleep(Duration::from_millis(5)),
-        }
     }
 }
 

@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use lh_block::Instance;
+use lh_rig::bind_loop;
 use lh_ring::Falloc;
 use lh_ring::sys::{self, loops, mounts};
 use lh_wire::{ChainOp, Control, OpCode, Status};
@@ -35,7 +36,7 @@ impl Disk {
         if !made.map_err(|e| format!("{mkfs}: {e}"))?.success() {
             return Err(format!("{mkfs} failed"));
         }
-        let (number, device) = bind(image.as_file())?;
+        let (number, device) = bind_loop(image.as_file(), "file-systems-test")?;
         let source = format!("/dev/loop{number}");
         let mount = mounts::detached(kind, &[("source", source)]).map_err(|e| format!("mounting: {e}"))?;
         // Unbinds itself with the last user: this process and the mount.
@@ -70,21 +71,6 @@ impl Disk {
             while filling.write_all(&bytes).and_then(|()| filling.sync_data()).is_ok() {}
         }
         path
-    }
-}
-
-fn bind(image: &File) -> Result<(u32, File), String> {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    loop {
-        let number = loops::get_free().map_err(|e| format!("loop devices: {e}"))?;
-        let device = File::options().read(true).write(true).open(format!("/dev/loop{number}"));
-        let device = device.map_err(|e| format!("/dev/loop{number}: {e}"))?;
-        match loops::configure(device.as_fd(), image.as_fd(), 512, "file-systems-test") {
-            Ok(()) => return Ok((number, device)),
-            Err(e) if Instant::now() > deadline => return Err(e.to_string()),
-            // Another process was faster.
-            Err(_) => std::thread::sleep(Duration::from_millis(5)),
-        }
     }
 }
 

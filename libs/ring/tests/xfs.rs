@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use lh_rig::bind_loop;
 use lh_ring::Falloc;
 use lh_ring::sys::{self, FileExtent, loops, mounts};
 
@@ -26,7 +27,7 @@ impl Xfs {
         if !made.map_err(|e| format!("mkfs.xfs: {e}"))?.success() {
             return Err("mkfs.xfs failed".into());
         }
-        let (number, device) = bind(image.as_file())?;
+        let (number, device) = bind_loop(image.as_file(), "ring-xfs-test")?;
         let source = format!("/dev/loop{number}");
         let mount = mounts::detached("xfs", &[("source", source)]).map_err(|e| format!("mounting: {e}"))?;
         // Unbinds itself with the last user: this process and the mount.
@@ -37,21 +38,6 @@ impl Xfs {
     fn open(&self, name: &str) -> File {
         let path = format!("/proc/self/fd/{}/{name}", self.mount.as_raw_fd());
         File::options().read(true).write(true).create(true).truncate(false).open(path).expect("open")
-    }
-}
-
-fn bind(image: &File) -> Result<(u32, File), String> {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    loop {
-        let number = loops::get_free().map_err(|e| format!("loop devices: {e}"))?;
-        let device = File::options().read(true).write(true).open(format!("/dev/loop{number}"));
-        let device = device.map_err(|e| format!("/dev/loop{number}: {e}"))?;
-        match loops::configure(device.as_fd(), image.as_fd(), 512, "ring-xfs-test") {
-            Ok(()) => return Ok((number, device)),
-            Err(e) if Instant::now() > deadline => return Err(e.to_string()),
-            // Another process was faster.
-            Err(_) => std::thread::sleep(Duration::from_millis(5)),
-        }
     }
 }
 
