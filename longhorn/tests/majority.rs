@@ -123,6 +123,33 @@ fn who_has_learnt_nothing_keeps_no_volume_from_starting() {
     });
     starting.kill().unwrap();
     starting.wait().unwrap();
+    // Neither goes meanwhile, and the record does not say that it does.
+    let before = record(&host);
+    for (name, _) in &now {
+        host.refused(&["replica", "rm", volume, name], "the volume is starting");
+    }
+    assert_eq!(record(&host), before);
+}
+
+/// As where `replica rm` was killed when the engine had let a replica go: the record has it still.
+#[test]
+fn a_removal_that_was_broken_off_is_ended_before_anything_else() {
+    let Some(host) = Host::new("broken") else { return };
+    let volume = host.volume.as_str();
+    up(&host, "3");
+    let were = replicas(&host);
+    let (first, goes) = (&were[0].0, &were[2].0);
+    let before = record(&host);
+    host.ok(&["replica", "rm", volume, goes]);
+    fs::write(record_path(&host), before.to_string()).unwrap();
+
+    let ends = format!("replica rm {volume} {goes}` ends that first");
+    host.refused(&["replica", "add", volume], &ends);
+    host.refused(&["replica", "rm", volume, first], &ends);
+    host.ok(&["replica", "rm", volume, goes]);
+    assert_eq!(replicas(&host).len(), 2);
+    host.ok(&["replica", "add", volume]);
+    host.wait("healthy", is_healthy);
 }
 
 /// The record is late: the second one holds everything, and it is what people want to go on with.

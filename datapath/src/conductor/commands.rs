@@ -128,7 +128,7 @@ impl Conductor {
             return Ok(true);
         }
         let replicas = self.configured().iter().count() + 1;
-        let (in_sync, needed) = (self.serving().iter().count(), replicas / 2 + 1);
+        let (in_sync, needed) = (self.serving().and(self.counted()).iter().count(), replicas / 2 + 1);
         if (self.serves() || counted < configured) && in_sync < needed {
             return Err(CommandError::TooFewInSync { replicas, needed, in_sync });
         }
@@ -145,6 +145,9 @@ impl Conductor {
         let left = self.serving().without(member).len();
         if is_member && left < self.members_min() {
             return Err(CommandError::Needed(self.name(member).to_owned()));
+        }
+        if self.is_only_source(member) {
+            return Err(CommandError::Source(self.name(member).to_owned()));
         }
         Ok(())
     }

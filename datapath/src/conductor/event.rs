@@ -300,6 +300,12 @@ pub enum CommandError {
     /// Nobody else holds the data.
     #[error("replica {0} cannot leave: the others are not enough to go on")]
     Needed(String),
+    /// Another one has lost its host's power, and gets back from this one alone what was answered and not flushed.
+    #[error(
+        "replica {0} cannot leave: another one lost what was not flushed with its host's power, and is getting it from this one: try \
+         again when nothing is in doubt any more"
+    )]
+    Source(String),
     /// Which replicas hold everything is decided by the start of an engine, and it has not come so far.
     #[error(
         "replica {0} cannot leave: the volume is starting, and which of its replicas hold everything is not known yet: try again \

@@ -82,7 +82,8 @@ impl Conductor {
     fn has_come_back_unwanted(&self, member: MemberId) -> bool {
         let replica = self.replica(member);
         let serves = replica.unwanted && matches!(replica.role, Role::Member(Seat::Serving));
-        serves && self.is_calm() && self.serving().without(member).len() >= self.members_min()
+        let spare = self.serving().without(member).len() >= self.members_min();
+        serves && self.is_calm() && spare && !self.is_only_source(member)
     }
 
     fn connect(&mut self, member: MemberId) {
@@ -132,7 +133,8 @@ impl Conductor {
     /// A queue wants the member out.
     pub(super) fn on_failed(&mut self, member: MemberId, fault: Fault) {
         let spare = self.serving().without(member).len() >= self.members_min();
-        let needed = matches!(self.replica(member).role, Role::Member(_)) && !spare;
+        let needed =
+            matches!(self.replica(member).role, Role::Member(_)) && !spare || self.is_only_source(member);
         if needed && matches!(fault, Fault::Slow | Fault::NoSpace) {
             self.log(format!("replica {} is needed, though {}", self.name(member), describe(fault)));
             return;

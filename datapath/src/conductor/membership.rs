@@ -223,11 +223,13 @@ impl Conductor {
             }
             switches.push(switch);
         }
+        // At once, also who was lost and has come back before this epoch: none must go on without the one from which it has learnt.
+        for member in change.target.iter() {
+            self.replica_mut(member).learner = false;
+        }
         for member in change.joiners.iter() {
             if matches!(self.replica(member).role, Role::Joining(_)) {
                 self.replica_mut(member).role = Role::Member(Seat::Serving);
-                // At once: it must not go on without the one from which it has learnt.
-                self.replica_mut(member).learner = false;
                 switches.push(self.switch(Switch::Promote { member }));
                 self.counters.rebuilds += 1;
                 self.log(format!("replica {} is in sync", self.name(member)));

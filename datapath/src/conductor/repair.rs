@@ -446,6 +446,14 @@ impl Conductor {
         true
     }
 
+    /// Of all that can be read from it alone still has what was answered and not flushed in some chunk: the others have lost their
+    /// hosts' power, and have not got it yet.
+    pub(super) fn is_only_source(&self, member: MemberId) -> bool {
+        let serving = self.serving();
+        let alone = |c: &Chunk| serving.minus(c.dead.unpowered) == MemberSet::EMPTY.with(member);
+        serving.len() > 1 && self.doubt.chunks.values().any(alone)
+    }
+
     fn resolve_finished(&mut self) -> bool {
         let found = self.doubt.finished();
         if let Some(chunk) = found {

@@ -87,6 +87,9 @@ impl Conductor {
     }
 
     fn choose(&self) -> Choice {
+        if let Some(why) = self.waits_for_learner() {
+            return Choice::Wait(why);
+        }
         let candidates: Vec<Candidate<'_>> = self
             .counted()
             .iter()
@@ -104,6 +107,29 @@ impl Conductor {
             }
             wait @ Choice::Wait(_) => wait,
         }
+    }
+
+    /// Where those that count have no record of the volume, one that learns may have: it was a member, which nobody has noted, and they were
+    /// emptied since.
+    fn waits_for_learner(&self) -> Option<String> {
+        if self.config.quorum != Quorum::Majority {
+            return None;
+        }
+        let (volume, state) = (&self.config.volume, |m: MemberId| self.replica(m).state.as_deref());
+        if !self.counted().iter().all(|m| state(m).is_some_and(|s| s.epoch.is_none())) {
+            return None;
+        }
+        let may_be_member =
+            |m: &MemberId| state(*m).is_none_or(|s| s.epoch.as_ref().is_some_and(|e| e.counter > 0));
+        let learner = self.configured().minus(self.counted()).iter().find(may_be_member)?;
+        let name = self.name(learner);
+        Some(match state(learner) {
+            None => format!("no replica that is here has a record of the volume, and {name} may have one"),
+            Some(_) => format!(
+                "replica {name} alone has a record of the volume, and nobody noted that it holds everything: `longhornctl salvage {volume} \
+                 --replica {name}` begins with it"
+            ),
+        })
     }
 
     /// Nothing is decided with a learner. But it may have been a member, which nobody has noted, and be read from by an engine before.

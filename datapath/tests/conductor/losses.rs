@@ -1,7 +1,7 @@
 //! What was answered and not flushed is gone: a flush does not promise it (`docs/decisions/0019-a-flush-tells-of-a-loss.md`).
 
-use datapath::conductor::{Mode, Quorum, Robustness};
-use lh_block::{Extent, Op};
+use datapath::conductor::{Command, CommandError, Mode, Quorum, Robustness};
+use lh_block::{BLOCK, Extent, Op};
 
 use crate::stories::opened;
 use crate::world::World;
@@ -111,6 +111,50 @@ fn what_goes_with_the_last_that_kept_it_is_told() {
     world.dies(2);
     world.run_until("1 is left", |w| w.mode(2) == Mode::Err && w.status().chunks_in_doubt == 0);
     assert!(!world.flushes_well(), "it would promise what is gone");
+}
+
+impl World {
+    /// Of 1 and 2, which are left, 1 has lost its host's power, and has yet to get from 2 what was not flushed.
+    fn one_lacks_what_two_has(&mut self) {
+        self.dies(3);
+        self.run_until("3 is out", |w| w.mode(3) == Mode::Err);
+        (0..8).for_each(|hot| self.writes_to(hot));
+        self.dies(2);
+        self.replicas[0].forget_unflushed();
+        self.run_until("all are lost", |w| w.status().robustness == Robustness::Faulted);
+        self.returns(2);
+        self.run_until("both are back", |w| w.mode(1) == Mode::Rw && w.mode(2) == Mode::Rw);
+        assert!(self.status().chunks_in_doubt > 0);
+    }
+}
+
+#[test]
+fn who_alone_kept_it_does_not_leave_before_the_others_have_it() {
+    let mut world = opened(Quorum::Any);
+    world.one_lacks_what_two_has();
+    for asked in [Command::RemoveReplica { name: "r2".into() }, Command::Rebuild { name: "r2".into() }] {
+        let asked = world.command(asked);
+        assert_eq!(world.finish(asked), Err(CommandError::Source("r2".into())));
+    }
+    world.run_until("1 has it", |w| w.status().chunks_in_doubt == 0);
+    let leaves = world.command(Command::RemoveReplica { name: "r2".into() });
+    assert_eq!(world.finish(leaves), Ok(()));
+    assert_eq!(world.members(), ["r1"]);
+    assert!(world.flushes_well());
+    world.reads();
+}
+
+/// One that is slow or full goes on as it is where it is needed.
+#[test]
+fn who_alone_kept_it_is_not_put_out_for_being_full_before_the_others_have_it() {
+    let mut world = opened(Quorum::Any);
+    world.one_lacks_what_two_has();
+    world.replicas[0].puts_until = world.now + 10_000_000_000;
+    world.replicas[1].head_full = true;
+    assert!(world.request(0, 0, Op::Write { fua: false }, Extent::new(World::hot(20) * BLOCK, BLOCK)));
+    world.run_until("2 is out", |w| w.mode(2) == Mode::Err);
+    assert!(world.flushes_well(), "it went with what 1 had lost");
+    world.reads();
 }
 
 /// The clients of an engine that is gone know that.

@@ -156,6 +156,60 @@ fn one_that_dies_as_it_has_learnt_holds_nobody_up() {
     }
 }
 
+/// It is lost together with the one that it has learnt from, and both come back before it was noted anywhere that it has learnt.
+#[test]
+fn one_that_is_back_as_a_member_counts() {
+    for seed in 0..40 {
+        let mut world = World::new(seed, Plan { replicas: 1, ..plan(Quorum::Majority) });
+        world.run_until("the volume opens", World::is_open);
+        world.is_given("r2");
+        world.learners.push("r2".into());
+        assert_eq!(world.asks(add("r2")), Ok(()));
+        world.run_until("2 has recorded an epoch", |w| w.replicas[1].epoch.is_some());
+        for _ in 0..seed {
+            world.step();
+        }
+        world.dies(1);
+        world.dies(2);
+        world.run_for(100);
+        world.returns(1);
+        world.returns(2);
+        world.run_until("both are members", |w| w.members() == ["r1", "r2"] && w.mode(2) == Mode::Rw);
+        world.writes();
+        world.is_given("r3");
+        assert_eq!(world.asks(add("r3")), Ok(()), "seed {seed}");
+        world.run_until("3 is a member", |w| w.mode(3) == Mode::Rw);
+        world.dies(1);
+        world.writes();
+        assert_eq!(world.status().robustness, Robustness::Degraded, "seed {seed}: 2 does not count");
+        world.returns(1);
+        world.settle();
+    }
+}
+
+/// The first one's directory was lost, and the second one holds everything, which nobody has noted.
+#[test]
+fn a_volume_is_not_begun_anew_beside_a_learner_that_was_a_member() {
+    let mut world = World::new(7, Plan { replicas: 1, ..plan(Quorum::Majority) });
+    world.run_until("the volume opens", World::is_open);
+    world.is_given("r2");
+    world.learners.push("r2".into());
+    assert_eq!(world.asks(add("r2")), Ok(()));
+    world.run_until("2 is a member", |w| w.mode(2) == Mode::Rw);
+    world.writes();
+    world.replicas[0] = Replica::new("r1", SIZE, CHUNK);
+    world.dies(2);
+    world.crash_engine();
+    world.run_for(30_000);
+    assert!(!world.is_open(), "it is begun with nothing");
+    let waits = |w: &World, what: &str| w.status().waiting_for.is_some_and(|why| why.contains(what));
+    assert!(waits(&world, "r2 may have one"));
+    world.returns(2);
+    world.run_until("it waits for people", |w| waits(w, "salvage demo --replica r2"));
+    world.run_for(30_000);
+    assert!(!world.is_open(), "it is begun with nothing");
+}
+
 /// Nobody has noted that 2 is in sync, and 3 is there besides: of three two are needed, whatever the record says.
 #[test]
 fn a_learner_that_is_not_one_of_two_counts() {

@@ -94,6 +94,8 @@ pub(crate) struct Replica {
     closed: bool,
     /// Has no space for layer images.
     pub(crate) full: bool,
+    /// Has no space for what clients write.
+    pub(crate) head_full: bool,
     /// Blocks that its disk does not give until they are written; and whether it does not take them either.
     pub(crate) unreadable: Vec<usize>,
     pub(crate) unwritable: bool,
@@ -153,6 +155,7 @@ impl Replica {
             syncs_fail: false,
             closed: false,
             full: false,
+            head_full: false,
             unreadable: Vec::new(),
             unwritable: false,
             session: None,
@@ -410,6 +413,7 @@ impl Replica {
                 let top = self.layers.len() - 1;
                 (Status::Ok, 0, Payload::Numbers(blocks.map(|b| self.read(b, top)).collect()))
             }
+            (OpCode::Write, _) if self.head_full => (Status::NoSpace, 0, Payload::None),
             (OpCode::Write, Payload::Numbers(numbers)) => {
                 self.write(range);
                 let head = self.layers.last_mut().expect("a head");

@@ -18,7 +18,7 @@ use tonic::transport::Channel;
 use super::Context;
 use super::args::Output;
 use super::manager::Manager;
-use super::observe::{ReplicaView, observe};
+use super::observe::{ReplicaView, ask_engine, observe};
 use super::output::{counted, print, print_json};
 use super::remove::tell_left;
 use super::{delete, engine, interrupt, lock, place, room, start};
@@ -49,6 +49,7 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
     let mut progress = Progress::of_bytes("bringing it in sync");
     let (lock, mut record) = lock::volume(root, volume)?;
     let mut engine = connect(root, volume).await?;
+    check_none_is_left(root, &record, None).await?;
     note_who_has_learnt(root, &mut record).await?;
     let is_given = directory.is_some();
     let replica = new_replica(root, &mut record, directory)?;
@@ -196,6 +197,32 @@ async fn note_who_has_learnt(root: &Root, record: &mut VolumeRecord) -> Result<(
     Ok(record.store(root)?)
 }
 
+/// With `majority` the record and the engine come to differ by one replica at most: any majority of the one has one in common with any of
+/// the other then. So what a command has left that was broken off is ended before another one goes on.
+///
+/// # Errors
+/// The record has a replica that its engine does not have, and it is not the one that leaves.
+async fn check_none_is_left(root: &Root, record: &VolumeRecord, leaver: Option<&str>) -> Result<()> {
+    if record.quorum != Quorum::Majority {
+        return Ok(());
+    }
+    let Some(engine) = ask_engine(root, &record.name).await else {
+        bail!("the engine of volume {} does not say which replicas it has: try again", record.name);
+    };
+    if leaver.is_some_and(|name| !engine.has(name)) {
+        return Ok(());
+    }
+    match record.replicas.iter().find(|replica| !engine.has(&replica.name)) {
+        None => Ok(()),
+        Some(left) => bail!(
+            "replica {1} of volume {0} was added or taken out by a command that was broken off: `longhornctl replica rm {0} {1}` ends \
+             that first",
+            record.name,
+            left.name
+        ),
+    }
+}
+
 /// Adds a replica to the record; what it holds of the disk is still nothing.
 fn new_replica(root: &Root, record: &mut VolumeRecord, directory: Option<PathBuf>) -> Result<ReplicaRecord> {
     let directory = directory.map(|directory| empty_directory(&directory)).transpose()?;
@@ -306,6 +333,7 @@ pub(super) async fn remove(context: &Context, volume: &str, name: &str) -> Resul
     let (_lock, mut record) = lock::volume(root, volume)?;
     let replica = check_known(&record, name)?;
     let mut engine = connect(root, volume).await?;
+    check_none_is_left(root, &record, Some(name)).await?;
     // Who ends its process is there before the engine lets it go.
     Manager::ensure(root).await?;
     let asked = engine.replica_remove(ReplicaName { name: name.to_owned() }).await;

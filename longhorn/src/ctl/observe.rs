@@ -133,6 +133,13 @@ pub(super) struct EngineView {
     pub replicas: Vec<ptypes::ControllerReplica>,
 }
 
+impl EngineView {
+    /// It has a replica of this name, whatever that is to it.
+    pub(super) fn has(&self, replica: &str) -> bool {
+        find(&self.replicas, replica).is_some()
+    }
+}
+
 /// An engine's control connection, if its process listens.
 pub(super) async fn connect_engine(root: &Root, volume: &str) -> Option<ControllerServiceClient<Channel>> {
     let socket = root.control_socket(&engine_name(volume));
@@ -275,7 +282,7 @@ fn name_what_is_left(
 ) {
     let shown = engine.filter(|engine| engine.volume.frontend_state == "up");
     for replica in replicas {
-        let is_unknown = shown.is_some_and(|engine| find(&engine.replicas, &replica.name).is_none());
+        let is_unknown = shown.is_some_and(|engine| !engine.has(&replica.name));
         let step = match damaged.get(&replica.name) {
             Some(damage) => damage.clone(),
             None if is_unknown && replica.remark.is_empty() => format!(

@@ -367,12 +367,12 @@ impl Agent for SimulatedNode {
     }
 
     async fn remove_replica(&self, engine: &str, name: &str) -> Result<(), AgentError> {
-        self.change(engine, |engine| {
-            if engine.addresses.contains_key(name) {
-                engine.leaving.insert(name.to_owned());
-            }
-        })
-        .await?;
+        let mut refusal = None;
+        self.change(engine, |engine| refusal = engine.is_to_let_go(name).err()).await?;
+        if let Some(why) = refusal {
+            self.world.state().count("an engine kept a replica that was to go");
+            return Err(AgentError::Failed(why.to_owned()));
+        }
         loop {
             tokio::time::sleep(LETS_GO).await;
             let state = self.world.state();

@@ -114,6 +114,33 @@ impl Engine {
         !decides || all == 1 || self.members().len() > all.div_ceil(2)
     }
 
+    /// Is to let go of one of its replicas, if those that are left are enough, as the engine's own rule has it (`datapath`,
+    /// `conductor/commands.rs`).
+    pub(crate) fn is_to_let_go(&mut self, name: &str) -> Result<(), &'static str> {
+        if !self.addresses.contains_key(name) {
+            return Ok(());
+        }
+        if self.phase != Phase::Serves {
+            return Err("which replicas hold everything is not known yet");
+        }
+        let is_other = |m: &&String| *m != name && !self.leaving.contains(*m);
+        let left = self.members().iter().filter(is_other).count();
+        let is_member = self.members().iter().any(|m| m == name);
+        if is_member && left < self.majority() {
+            return Err("the others are not enough to go on");
+        }
+        self.leaving.insert(name.to_owned());
+        Ok(())
+    }
+
+    /// Of all that it has, also of those that are to go.
+    fn majority(&self) -> usize {
+        match self.quorum {
+            Quorum::Any | Quorum::Unsafe => 1,
+            Quorum::Majority => self.addresses.len() / 2 + 1,
+        }
+    }
+
     fn order(&self) -> Option<EpochOrder> {
         self.epoch.as_ref().map(Epoch::order)
     }
@@ -285,8 +312,7 @@ impl Turn<'_> {
                 self.engine.asked = Some(epoch.clone());
                 return Some(self.store(epoch));
             }
-            Quorum::Majority => self.majority(),
-            Quorum::Unsafe => 1,
+            Quorum::Majority | Quorum::Unsafe => self.engine.majority(),
         };
         let here = self.here();
         if here.len() >= needed && epoch.members.iter().any(|member| here.contains(member)) {
@@ -310,17 +336,11 @@ impl Turn<'_> {
         self.engine.addresses.keys().filter(is_here).cloned().collect()
     }
 
-    /// Of those that are to stay.
-    fn majority(&self) -> usize {
-        let stays = |name: &&String| !self.engine.leaving.contains(*name);
-        self.engine.addresses.keys().filter(stays).count() / 2 + 1
-    }
-
     /// What the replicas themselves tell of epochs. False: too few do. Before the first epoch all have to be there.
     fn hear_replicas(&mut self) -> bool {
         let here = self.engine.addresses.keys().filter_map(|name| Some(self.copy(name)?.epoch.clone()));
         let epochs: Vec<Epoch> = here.flatten().collect();
-        let is_enough = epochs.len() >= self.majority() || self.engine.quorum == Quorum::Unsafe;
+        let is_enough = epochs.len() >= self.engine.majority() || self.engine.quorum == Quorum::Unsafe;
         self.engine.epoch = epochs.into_iter().max_by_key(Epoch::order);
         self.engine.epoch.is_none() || is_enough
     }

@@ -19,6 +19,7 @@ pub(super) fn refusal(e: CommandError) -> EngineError {
         | CommandError::TooManyWait(_)
         | CommandError::TooFewInSync { .. }
         | CommandError::Needed(_)
+        | CommandError::Source(_)
         | CommandError::NotOpen(_)
         | CommandError::RequestsWait
         | CommandError::Scrubbing => EngineError::NotNow(text),
