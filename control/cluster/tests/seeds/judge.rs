@@ -128,7 +128,10 @@ fn of_volume(cluster: &Cluster, name: &str, volume: &Value, open: &mut Vec<Strin
                     status["state"]
                 ));
             }
-            if status["robustness"] != "healthy" || replicas.len() as u64 != wanted {
+            // Of two neither goes while it is used (`docs/decisions/0023-the-second-of-a-majority-learns-first.md`).
+            let is_of_two = volume["spec"]["quorum"] == "majority" && (wanted, replicas.len()) == (1, 2);
+            let has_all = replicas.len() as u64 == wanted || is_of_two;
+            if status["robustness"] != "healthy" || !has_all {
                 open.push(format!(
                     "{name} is {} with {} of {wanted} replicas",
                     status["robustness"],

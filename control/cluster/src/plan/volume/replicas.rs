@@ -426,7 +426,7 @@ impl Draft<'_> {
         let wanted = self.wanted();
         let residents = self.residents();
         if !self.is_attached() {
-            return self.drop_unused_leaver(&residents);
+            return self.drop_unused(&residents);
         }
         let sound = residents.iter().filter(|r| r.healthy && !r.failed && !r.leaving).count();
         let settled: Vec<Resident> = residents.iter().filter(|r| !self.is_moving_in(r)).cloned().collect();
@@ -499,16 +499,18 @@ impl Draft<'_> {
         failed.max_by_key(since).map(|r| r.name.clone())
     }
 
-    /// Of a volume that nobody ever used a replica that leaves has nothing to hand over.
-    fn drop_unused_leaver(&mut self, residents: &[Resident]) {
+    /// Of a volume that nobody ever used a replica that leaves has nothing to hand over, and one that failed keeps its node from the next
+    /// one, and a majority from coming together.
+    fn drop_unused(&mut self, residents: &[Resident]) {
         let rests = self.o.volume.spec.node_id.is_empty() && self.engine_state() == InstanceState::Stopped;
-        let staying = residents.iter().filter(|r| !r.failed && !r.leaving).count();
-        if !rests || !self.is_new() || staying < self.wanted() {
+        if !rests || !self.is_new() {
             return;
         }
-        if let Some(leaver) = residents.iter().find(|r| r.leaving) {
-            self.replicas.remove(&leaver.name);
-            self.actions.push(Action::DeleteReplica(leaver.name.clone()));
+        let staying = residents.iter().filter(|r| !r.failed && !r.leaving).count();
+        let may_go = |r: &&Resident| r.failed || r.leaving && staying >= self.wanted();
+        if let Some(unused) = residents.iter().find(may_go) {
+            self.replicas.remove(&unused.name);
+            self.actions.push(Action::DeleteReplica(unused.name.clone()));
         }
     }
 

@@ -83,6 +83,33 @@ fn a_volume_that_was_never_used_begins_without_what_does_not_come_up() {
     assert!(!used.told.contains(&"ReplicasLeftOut"));
 }
 
+/// Their disks were exchanged before anybody used the volume: those that failed were replicas of which a majority was wanted for ever,
+/// and kept others from their nodes.
+#[test]
+fn replicas_that_failed_before_a_volume_was_ever_used_are_made_anew() {
+    let spec = VolumeSpec { quorum: Quorum::Majority, number_of_replicas: 3, ..VolumeSpec::default() };
+    let mut world = World::new(spec);
+    world.settle();
+    let lost = ["n2", "n3"].map(|node| world.replica_on(node));
+    for name in &lost {
+        world.replicas.get_mut(name).unwrap().spec.failed_at = "2026-01-01T00:00:00Z".into();
+    }
+    world.settle();
+    assert!(lost.iter().all(|name| !world.replicas.contains_key(name)), "{lost:?}");
+    assert_eq!(world.replicas.len(), 3);
+    world.attach("n1");
+    world.settle();
+    assert_eq!((world.status().state, world.status().robustness), (VolumeState::Attached, Robustness::Healthy));
+
+    // What was in use once may be all that there is.
+    let mut used = World::attached_to("n1");
+    used.attach("");
+    let kept = used.replica_on("n3");
+    used.replicas.get_mut(&kept).unwrap().spec.failed_at = "2026-01-01T00:00:00Z".into();
+    used.settle();
+    assert!(used.replicas.contains_key(&kept));
+}
+
 #[test]
 fn an_engine_that_begins_a_volume_with_a_replica_that_is_lost_begins_anew_without_it() {
     let begun = |world: &mut World| {
