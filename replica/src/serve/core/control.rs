@@ -277,6 +277,7 @@ impl Core {
     fn step_close(&mut self, synced: bool) -> Step {
         let late = self.written || !self.syncs.nobody_waits();
         if self.jobs > 0 || (synced && late) {
+            self.missed.save_what_is_due();
             return Step::Refuse(in_flight("the directory can be closed"));
         }
         match synced {

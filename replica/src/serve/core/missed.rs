@@ -9,7 +9,7 @@
 //! - An outsider's base is the last epoch that had it, as this replica recorded it. A replica that was out itself has
 //!   not seen every write: it keeps nothing of epochs before its return.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lh_block::{BLOCK, Epoch, Extent};
 use lh_wire::{MapPage, Outsider};
@@ -54,6 +54,8 @@ pub(super) struct Missed {
     chunks: BTreeMap<u64, Chunk>,
     /// How many of them are [`Written::Units`].
     told_apart: usize,
+    /// Chunks that wait to be saved, so that not all have to be looked at for them; and some that do not any more.
+    due: BTreeSet<u64>,
     saving: Option<Vec<u64>>,
     /// Everything is to be saved: the directory is about to be closed.
     all: bool,
@@ -68,6 +70,7 @@ impl Missed {
             out: out.to_vec(),
             chunks: BTreeMap::new(),
             told_apart: 0,
+            due: BTreeSet::new(),
             saving: None,
             all: false,
         };
@@ -171,6 +174,7 @@ impl Missed {
             return true;
         };
         held.clearing = true;
+        self.due.insert(n);
         false
     }
 
@@ -190,21 +194,32 @@ impl Missed {
         done
     }
 
+    /// Nobody closes the directory now.
+    pub(super) fn save_what_is_due(&mut self) {
+        self.all = false;
+    }
+
     /// The next trails to be saved, if there are some. At most one record is on its way.
     pub(super) fn next_record(&mut self) -> Option<Record> {
         if self.saving.is_some() || self.out.is_empty() {
             return None;
         }
         let all = self.all;
-        let due = self.chunks.iter_mut().filter(|(_, c)| !c.saved && (c.clearing || all));
+        if all {
+            self.due.extend(self.chunks.iter().filter(|(_, c)| !c.saved).map(|(n, _)| *n));
+        }
         let mut trails = Vec::new();
-        for (n, held) in due.take(SAVED_AT_ONCE) {
+        while trails.len() < SAVED_AT_ONCE
+            && let Some(n) = self.due.pop_first()
+        {
+            let held = self.chunks.get_mut(&n);
+            let Some(held) = held.filter(|c| !c.saved && (c.clearing || all)) else { continue };
             held.saved = true;
             let trail = match &held.written {
                 Written::Whole => [u64::MAX; 16],
                 Written::Units(units) => **units,
             };
-            trails.push((*n, Trail(trail)));
+            trails.push((n, Trail(trail)));
         }
         if trails.is_empty() {
             return None;
@@ -219,7 +234,9 @@ impl Missed {
         for n in self.saving.take().into_iter().flatten() {
             let Some(held) = self.chunks.get_mut(&n) else { continue };
             held.saved &= durable;
-            if held.saved && std::mem::take(&mut held.clearing) {
+            if !held.saved && held.clearing {
+                self.due.insert(n);
+            } else if std::mem::take(&mut held.clearing) {
                 clear.push(n);
             }
         }
@@ -230,7 +247,8 @@ impl Missed {
     pub(super) fn page(&self, replica: &str, base: &Epoch, from: u64, size: u64) -> Option<MapPage> {
         self.out.iter().find(|o| o.replica == replica && o.base == *base)?;
         let volume = Extent::new(0, size);
-        let mut page = MapPage { total: Some(self.bytes()), ..MapPage::default() };
+        // To count them takes a look at all: once is enough.
+        let mut page = MapPage { total: (from == 0).then(|| self.bytes()), ..MapPage::default() };
         for (n, held) in self.chunks.range(from / self.chunk..) {
             if page.ranges.len() + RANGES_IN_CHUNK > MapPage::RANGES_MAX {
                 page.next = Some(n * self.chunk);
@@ -396,6 +414,24 @@ mod tests {
             assert!(!m.may_clear(0), "nothing on stable storage says that the block was written");
             assert!(m.next_record().is_some());
         }
+    }
+
+    /// Each input of the machine asks for it, as long as somebody is out.
+    #[test]
+    fn what_is_to_be_saved_is_found_however_much_was_written() {
+        let mut m = degraded();
+        (0..50_000).for_each(|n| m.note(block(1024 * n)));
+        let began = std::time::Instant::now();
+        (0..20_000).for_each(|_| assert!(m.next_record().is_none()));
+        assert!(began.elapsed() < std::time::Duration::from_secs(5), "all that was written is looked at");
+        assert!(!m.may_clear(49_999) && !m.may_clear(3));
+        let Some(Record::Missed { trails }) = m.next_record() else { panic!("nothing to save") };
+        assert_eq!(trails.iter().map(|(n, _)| *n).collect::<Vec<_>>(), [3, 49_999]);
+        assert_eq!(m.saved(false), [] as [u64; 0]);
+        let Some(Record::Missed { trails }) = m.next_record() else { panic!("it is not tried again") };
+        assert_eq!(trails.len(), 2);
+        assert_eq!(m.saved(true), [3, 49_999]);
+        assert!(m.next_record().is_none());
     }
 
     #[test]

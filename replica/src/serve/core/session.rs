@@ -177,6 +177,7 @@ impl Core {
             self.ended.pop_front();
         }
         self.ended.push_back(session.id);
+        self.missed.save_what_is_due();
         for c in std::mem::take(&mut self.conns) {
             if !sabotaged!(self, forget_in_doubt) {
                 self.doubt.keep(&c.window);

@@ -350,6 +350,34 @@ fn trails_that_could_not_be_saved_are_tried_again_later() {
     assert_eq!(r.core.intent.report(SIZE), [Extent::new(2 * CHUNK, CHUNK)]);
 }
 
+/// Each is a sync. They are wanted as long as somebody closes.
+#[test]
+fn who_has_not_closed_after_all_wants_no_more_trails_saved_than_before() {
+    for is_gone in [true, false] {
+        let (mut r, mut conn, save) = saving_the_first_of_three_trails();
+        let close = r.control(conn, 1, Control::Close);
+        r.synced();
+        assert_eq!(r.status(close), None, "it waits for what is being saved");
+        if is_gone {
+            r.apply(Input::Closed { conn });
+        } else {
+            let late = r.send(conn, write(4096, 1));
+            r.done(late);
+        }
+        r.apply(Input::Persisted { id: save, result: Ok(()) });
+        r.persist_all();
+        if is_gone {
+            conn = r.open(2, 2);
+        } else {
+            assert_eq!(r.status(close), Some(Status::Refused));
+        }
+        let n = if is_gone { 2 } else { 1 };
+        let write = r.send(conn, write(2 * CHUNK + 4096, n));
+        assert!(!saves(&r), "gone: {is_gone}");
+        assert!(r.in_store(write));
+    }
+}
+
 #[test]
 fn no_trail_is_saved_behind_the_epoch_that_nobody_is_out_of() {
     let (mut r, conn, save) = saving_the_first_of_three_trails();
