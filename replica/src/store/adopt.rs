@@ -135,6 +135,7 @@ impl Opening {
             remove(&self.fs, name)?;
         }
         super::switch::remove_next(&self.fs, &self.path, None)?;
+        super::fold::remove_left(&self.fs, &self.path)?;
         for entry in std::fs::read_dir(&engine)? {
             let entry = entry?;
             if entry.file_name().to_str().and_then(zero::parse_name).is_some() {

@@ -732,6 +732,24 @@ fn no_other_name_is_left_of_a_snapshot_that_is_replaced() {
     }
 }
 
+/// The same if another program has taken the snapshot away meanwhile, and the directory is taken over anew.
+#[test]
+fn no_other_name_is_left_of_a_snapshot_that_another_program_has_taken_away() {
+    let place = temporary();
+    let path = place.path().join("r");
+    let mut volume = Volume::create(&path);
+    volume.write(extent(0, 4), 1);
+    let path = volume.close();
+    std::fs::hard_link(path.join("volume-head-000.img"), path.join("engine/fold-layer")).unwrap();
+    // As Longhorn does whenever it opens a directory.
+    let meta = std::fs::read(path.join("volume.meta")).unwrap();
+    std::fs::remove_file(path.join("volume.meta")).unwrap();
+    std::fs::write(path.join("volume.meta"), meta).unwrap();
+    let volume = Volume::open(&path).unwrap();
+    assert!(volume.directory.state().imported);
+    assert!(!path.join("engine/fold-layer").exists(), "the space of the file is taken still");
+}
+
 /// Plans zeroes before the next step, which may begin a copy of them, and makes them when it may have ended. `false`: it was no
 /// piece of work.
 fn zeroed_beside_a_step(volume: &mut Volume, fold: &mut super::super::Fold, zeroed: Extent) -> bool {
