@@ -344,6 +344,57 @@ fn an_engine_without_a_number_asks_its_replicas_and_leaves_a_living_engine_alone
     assert!(last.wait().unwrap().success());
 }
 
+/// On a host of its own, where nothing but its replicas knows of the engines before, and they begin after it.
+#[test]
+fn an_engine_whose_replicas_come_later_and_know_more_has_its_next_start_begin() {
+    let Some(host) = Host::new("later") else { return };
+    let (volume, longhorn) = (host.volume.as_str(), env!("CARGO_BIN_EXE_longhorn"));
+    for _ in 0..2 {
+        host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+        host.ok(&["down", volume]);
+    }
+    let replica = host.status()["replicas"][0].clone();
+    let (name, path) = (replica["name"].as_str().unwrap(), replica["path"].as_str().unwrap());
+    let place = |file: &str| format!("unix:{}/{file}", host.dir.path().display());
+    let key = host.dir.path().join("volumes").join(volume).join("key").display().to_string();
+    let elsewhere = host.dir.path().join("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    let (elsewhere, socket) = (elsewhere.display().to_string(), place("e.sock"));
+    let (control, data) = (place("r.grpc.sock"), place("r.sock"));
+    let member = format!("{name}={data}");
+    let engine = [
+        "controller",
+        "--root",
+        &elsewhere,
+        "--authority",
+        &elsewhere,
+        "--key-file",
+        &key,
+        "--size",
+        "16777216",
+    ];
+    let engine =
+        [&engine[..], &["--frontend", "none", "--listen", &socket, "--replica", &member, volume]].concat();
+    let mut by_hand = ByHand(Vec::new());
+    by_hand.start(longhorn, &engine);
+    until("the engine listens", || UnixStream::connect(host.dir.path().join("e.sock")).is_ok());
+    let words = ["replica", "--volume-name", volume, "--replica-instance-name", name, "--listen", &control];
+    by_hand.start(longhorn, &[&words[..], &["--data-listen", &data, "--key-file", &key, path]].concat());
+    let first = by_hand.0[0].wait().unwrap();
+    assert_eq!(
+        first.code(),
+        Some(1),
+        "whoever starts it again is not to be told that it fails in the same way"
+    );
+    by_hand.start(longhorn, &engine);
+    let issued = || -> Option<u64> {
+        let authority = std::fs::read(format!("{elsewhere}/authority.json")).ok()?;
+        let authority: Value = serde_json::from_slice(&authority).ok()?;
+        Some(authority["epoch"]["generation"].as_u64()? >> 32)
+    };
+    until("an epoch of the third", || issued() == Some(3));
+}
+
 #[test]
 fn a_server_stays_where_it_listens_when_its_frontend_is_named_again() {
     let Some(host) = Host::new("stays") else { return };

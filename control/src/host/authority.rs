@@ -82,14 +82,16 @@ impl Authority {
         Self { file: volume_dir.join("authority.json"), lock: volume_dir.join("authority.lock") }
     }
 
-    /// The generation of a new attachment: above everything issued here and above `highest_seen` on any replica.
+    /// The generation of a new attachment: above everything issued or stored here and above `highest_seen` on any replica.
     /// Durable before it returns.
     ///
     /// # Errors
     /// `Exhausted`, `Damaged`, `Io`. A number may then be lost, which is no harm.
     pub fn issue_generation(&self, highest_seen: Generation) -> Result<Generation, AuthorityError> {
         self.change(|content| {
-            let highest = content.generation.max(highest_seen);
+            // Its engine may have been started with a number that nobody issued.
+            let counts = content.epoch.as_ref().map_or_else(Generation::default, |epoch| epoch.generation);
+            let highest = content.generation.max(counts).max(highest_seen);
             if highest.attachment == u32::MAX {
                 return Err(AuthorityError::Exhausted(highest));
             }
@@ -276,6 +278,17 @@ mod tests {
             Authority::in_directory(dir.path()).issue_generation(seen(u32::MAX, 0)),
             Err(AuthorityError::Exhausted(_))
         ));
+    }
+
+    /// As where people fenced an engine off with a number of their own, which nobody had issued.
+    #[test]
+    fn generations_rise_above_that_of_the_epoch_that_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::in_directory(dir.path());
+        authority.issue_generation(Generation::default()).unwrap();
+        authority.store_epoch(None, &epoch(7, 1, &["a"])).unwrap();
+        let next = Generation { attachment: 8, restart: 0 };
+        assert_eq!(authority.issue_generation(Generation::default()).unwrap(), next);
     }
 
     #[test]

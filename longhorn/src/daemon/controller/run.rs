@@ -109,6 +109,7 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
         cloning,
         waits,
         open: None,
+        is_numbered: args.generation.is_some(),
     }
     .live()
 }
@@ -290,6 +291,8 @@ struct Life {
     waits: Waits,
     /// Bytes, once the volume is open.
     open: Option<u64>,
+    /// Its generation was given to it: it did not ask its replicas for theirs.
+    is_numbered: bool,
 }
 
 impl Life {
@@ -319,7 +322,9 @@ impl Life {
                     }
                     // From now on it is looked after more often.
                     Event::Lost => {}
-                    Event::Stopped(why) => return Err(ended_by_itself(&why)),
+                    Event::Stopped(why) => {
+                        return Err(ended_by_itself(&why, !self.is_numbered && self.open.is_none()));
+                    }
                 },
                 recv(self.queues.notices) -> notice => match notice.context("all queue threads have ended")? {
                     // It was asked to, and has taken longer than whoever asked would wait.
@@ -543,10 +548,15 @@ impl Life {
     }
 }
 
-/// The end that nobody here asked for.
-fn ended_by_itself(why: &Why) -> anyhow::Error {
+/// The end that nobody here asked for. `asks_again`: it has served nobody, and the next start asks the replicas anew for the number that
+/// it takes. One that knows a higher one than this engine's may not have been there when it was asked.
+fn ended_by_itself(why: &Why, asks_again: bool) -> anyhow::Error {
     if why.is_fenced() {
         // Not one answer more: neither to clients, nor by taking the device away from them.
+        if asks_again {
+            tell!("error: {why}, and was not there to be asked before: the next start takes a higher one");
+            std::process::exit(1);
+        }
         tell!("error: {why}");
         std::process::exit(control::manager::EXIT_GIVES_UP);
     }
