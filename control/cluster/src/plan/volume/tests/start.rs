@@ -99,7 +99,10 @@ fn replicas_that_failed_before_a_volume_was_ever_used_are_made_anew() {
     assert_eq!(world.replicas.len(), 3);
     world.attach("n1");
     world.settle();
-    assert_eq!((world.status().state, world.status().robustness), (VolumeState::Attached, Robustness::Healthy));
+    assert_eq!(
+        (world.status().state, world.status().robustness),
+        (VolumeState::Attached, Robustness::Healthy)
+    );
 
     // What was in use once may be all that there is.
     let mut used = World::attached_to("n1");
