@@ -20,6 +20,7 @@ use crate::Refused;
 use crate::capability::{Access, Use};
 use crate::cluster::Cluster;
 use crate::guard::Guard;
+use crate::parameters;
 use crate::proto::csi::node_server::Node;
 use crate::proto::csi::node_service_capability::rpc::Type as Ability;
 use crate::proto::csi::node_service_capability::{Rpc, Type};
@@ -129,13 +130,13 @@ impl NodeService {
         let all_read_only = used.read_only || published;
         let read_only = request.readonly || all_read_only;
         let staging = PathBuf::from(request.staging_target_path);
+        let one_pod = used.one_pod || parameters::is_exclusive(&request.volume_context);
+        let used = Use { one_pod, ..used };
         let wish =
             Staging { device, read_only: all_read_only, again: true, used, context: request.volume_context };
         let work = async move {
             match wish.used.access {
-                Access::Block => {
-                    target::publish_device(&wish.device, &target, read_only, wish.used.one_pod).await
-                }
+                Access::Block => target::publish_device(&wish.device, &target, read_only, one_pod).await,
                 Access::Mount { .. } if staging.as_os_str().is_empty() => Err(Refused::Precondition(
                     "the staging target path is missing: the volume is staged first".to_owned(),
                 )),

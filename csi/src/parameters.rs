@@ -18,12 +18,14 @@ const PASSED_ON: &[&str] = &["mkfsParams"];
 /// The key that keeps volumes where their first pod is.
 const STRICT_TOPOLOGY: &str = "strictTopology";
 
+/// The key of a class whose volumes are for one pod each, whatever their claims say.
+const EXCLUSIVE: &str = "exclusive";
+
 /// Keys of what is not built, which may be there as long as they ask for nothing.
 const UNBUILT: &[&str] = &[
     "recurringJobSelector",
     "share",
     "nfsOptions",
-    "exclusive",
     "shareManagerNodeSelector",
     "shareManagerTolerations",
     "storageCapacityMode",
@@ -81,6 +83,11 @@ pub(crate) fn is_strict(parameters: &HashMap<String, String>) -> bool {
     parameters.get(STRICT_TOPOLOGY).and_then(|value| boolean(value)).unwrap_or(false)
 }
 
+/// True for a class whose volumes are for one pod each.
+pub(crate) fn is_exclusive(parameters: &HashMap<String, String>) -> bool {
+    parameters.get(EXCLUSIVE).and_then(|value| boolean(value)).unwrap_or(false)
+}
+
 /// How many replicas, and where. False: the key is not one of these.
 fn place(spec: &mut VolumeSpec, key: &str, value: &str) -> Result<bool, Refused> {
     match key {
@@ -124,6 +131,8 @@ fn behave(spec: &mut VolumeSpec, key: &str, value: &str) -> Result<bool, Refused
             spec.data_engine = DataEngine::parse(value).ok_or_else(|| wrong(key, value, "v1"))?;
         }
         "dataLayout.type" => value.clone_into(&mut spec.data_layout.kind),
+        EXCLUSIVE if flag(key, value)? => spec.access_mode = AccessMode::ReadWriteOncePod,
+        EXCLUSIVE => {}
         // The volume itself is not otherwise.
         STRICT_TOPOLOGY => {
             flag(key, value)?;
@@ -307,6 +316,9 @@ mod tests {
         assert_eq!(none, bare);
         change(&mut none, &of(&[("dataLocality", "strict-local")])).unwrap();
         assert!(volume(&of(&[("migratable", "true")])).unwrap().migratable);
+        let access = |exclusive| volume(&of(&[("exclusive", exclusive)])).unwrap().access_mode;
+        assert_eq!(access("true"), AccessMode::ReadWriteOncePod);
+        assert_eq!(access("false"), AccessMode::ReadWriteOnce);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 mod cluster;
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
@@ -83,6 +84,8 @@ struct Kubelet {
     cluster: Cluster,
     node: NodeClient<Channel>,
     capability: VolumeCapability,
+    /// What the volume's class says.
+    class: HashMap<String, String>,
     /// Whether the volume as a whole is published for reading only.
     read_only: bool,
 }
@@ -98,7 +101,7 @@ impl Kubelet {
         match device {
             Ok(device) => {
                 let node = NodeClient::new(cluster.channel.clone());
-                let kubelet = Self { cluster, node, capability, read_only: false };
+                let kubelet = Self { cluster, node, capability, class: HashMap::new(), read_only: false };
                 kubelet.is_now(&device);
                 Some((kubelet, device))
             }
@@ -131,7 +134,7 @@ impl Kubelet {
         fs::rename(beside, self.device()).unwrap();
     }
 
-    fn context(&self) -> std::collections::HashMap<String, String> {
+    fn context(&self) -> HashMap<String, String> {
         cluster::words(&[("readonly", if self.read_only { "true" } else { "false" })])
     }
 
@@ -140,6 +143,7 @@ impl Kubelet {
             volume_id: VOLUME.into(),
             staging_target_path: self.text("staging"),
             volume_capability: Some(self.capability.clone()),
+            volume_context: self.class.clone(),
             publish_context: self.context(),
             ..Default::default()
         };
@@ -152,6 +156,7 @@ impl Kubelet {
             staging_target_path: self.text("staging"),
             target_path: self.text(target),
             volume_capability: Some(self.capability.clone()),
+            volume_context: self.class.clone(),
             publish_context: self.context(),
             readonly,
             ..Default::default()
@@ -416,8 +421,15 @@ async fn options_of_the_class_count_for_whoever_only_reads_too() {
 #[tokio::test]
 async fn what_is_for_one_pod_is_published_in_one_place() {
     let test = "what_is_for_one_pod_is_published_in_one_place";
-    for capability in [capability(Mode::SingleNodeSingleWriter), block(Mode::SingleNodeSingleWriter)] {
+    let by_class = |capability| (capability, HashMap::from([("exclusive".to_owned(), "true".to_owned())]));
+    for (capability, class) in [
+        (capability(Mode::SingleNodeSingleWriter), HashMap::new()),
+        (block(Mode::SingleNodeSingleWriter), HashMap::new()),
+        by_class(capability(Mode::SingleNodeWriter)),
+        by_class(block(Mode::SingleNodeWriter)),
+    ] {
         let Some((mut kubelet, _device)) = Kubelet::start(test, capability).await else { return };
+        kubelet.class = class;
         kubelet.stage().await.unwrap();
         for _ in 0..2 {
             kubelet.publish("target-1", false).await.unwrap();
