@@ -1,9 +1,11 @@
 //! Writes to the API server, each guarded by the version that was read.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::events::{Event as KubeEvent, EventType, Recorder, Reporter};
 use kube::{Client, Resource, ResourceExt};
@@ -59,6 +61,9 @@ pub(super) fn is_missing(e: &kube::Error) -> bool {
     matches!(e, kube::Error::Api(status) if status.code == 404)
 }
 
+/// How often people are told of what lasts.
+const REMINDS_EVERY: SignedDuration = SignedDuration::from_mins(30);
+
 /// The API server, one namespace of it.
 #[derive(Clone)]
 pub(super) struct Desk {
@@ -69,6 +74,8 @@ pub(super) struct Desk {
     recorder: Recorder,
     identity: String,
     clock: Clock,
+    /// What people are reminded of, and when they were told: by the name of what it is about, and what is said.
+    reminded: Arc<Mutex<BTreeMap<(String, String), Timestamp>>>,
 }
 
 /// What every kind here is.
@@ -93,7 +100,7 @@ impl Desk {
             Reporter { controller: "longhorn-manager".into(), instance: Some(identity.to_owned()) };
         let recorder = Recorder::new(client.clone(), reporter);
         let (namespace, identity) = (namespace.to_owned(), identity.to_owned());
-        Self { client, watching, namespace, recorder, identity, clock }
+        Self { client, watching, namespace, recorder, identity, clock, reminded: Arc::default() }
     }
 
     /// How long a lost watch of that kind waits.
@@ -199,6 +206,21 @@ impl Desk {
             Ok(object) => Ok(object.resource_version()),
             Err(e) if is_missing(&e) => Ok(None),
             Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Tells people of what lasts, and is found anew whenever somebody looks: once, and again now and then.
+    pub(super) async fn remind<K: Kind>(&self, about: &K, event: &Event) {
+        let (now, key) = (self.now(), (about.name_any(), event.message.clone()));
+        let is_due = {
+            let mut reminded = self.reminded.lock().unwrap_or_else(PoisonError::into_inner);
+            reminded.retain(|_, at| now.duration_since(*at) < REMINDS_EVERY);
+            let is_due = !reminded.contains_key(&key);
+            reminded.entry(key).or_insert(now);
+            is_due
+        };
+        if is_due {
+            self.tell(about, event).await;
         }
     }
 

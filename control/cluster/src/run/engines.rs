@@ -129,7 +129,7 @@ async fn tell_kept(context: &Context, engine: &Engine, replica: &str, why: &Agen
         true => format!("replica {replica} is to go, and the engine keeps it: {why} ({advice})"),
         false => format!("replica {replica} is to go, and the engine keeps it: {why}"),
     };
-    context.desk.tell(engine, &Event { warning: true, reason: "ReplicaKept", message }).await;
+    context.desk.remind(engine, &Event { warning: true, reason: "ReplicaKept", message }).await;
 }
 
 /// How a volume's rebuilds are held back: by its own words, or the settings'. `None` for one that is not to be here.
