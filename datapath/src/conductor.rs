@@ -138,8 +138,10 @@ struct Replica {
     unwanted: bool,
     /// Its next rebuild trusts nothing that is known of it.
     thorough: bool,
-    /// As [`ReplicaConfig::learner`].
+    /// No majority has it: as [`ReplicaConfig::learner`], or since it was added.
     learner: bool,
+    /// It was told to be a learner when this engine began: it may have come in sync before, which nobody has noted.
+    noted_learner: bool,
     /// No rebuild before this time, and how long the next failure makes it wait.
     rebuild_at: u64,
     backoff: u64,
@@ -158,6 +160,7 @@ impl Replica {
             unwanted: false,
             thorough: false,
             learner: config.learner,
+            noted_learner: config.learner,
             rebuild_at: 0,
             backoff: 0,
             last_error: None,

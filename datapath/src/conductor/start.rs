@@ -119,8 +119,8 @@ impl Conductor {
         if !self.counted().iter().all(|m| state(m).is_some_and(|s| s.epoch.is_none())) {
             return None;
         }
-        let may_be_member =
-            |m: &MemberId| state(*m).is_none_or(|s| s.epoch.as_ref().is_some_and(|e| e.counter > 0));
+        let tells = |s: &ReplicaState| s.epoch.as_ref().is_some_and(|e| e.counter > 0);
+        let may_be_member = |m: &MemberId| self.replica(*m).noted_learner && state(*m).is_none_or(tells);
         let learner = self.configured().minus(self.counted()).iter().find(may_be_member)?;
         let name = self.name(learner);
         Some(match state(learner) {

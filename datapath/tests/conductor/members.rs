@@ -210,6 +210,21 @@ fn a_volume_is_not_begun_anew_beside_a_learner_that_was_a_member() {
     assert!(!world.is_open(), "it is begun with nothing");
 }
 
+/// It holds nothing: no first start waits for it.
+#[test]
+fn one_that_is_added_before_the_first_start_is_not_waited_for() {
+    let mut world = World::new(7, Plan { replicas: 1, ..plan(Quorum::Majority) });
+    let first = world.command(add("r2"));
+    world.is_given("r2");
+    world.dies(2);
+    assert!(!world.is_open());
+    assert_eq!(world.finish(first), Ok(()));
+    world.run_until("the volume opens", World::is_open);
+    world.writes();
+    world.returns(2);
+    world.settle();
+}
+
 /// Nobody has noted that 2 is in sync, and 3 is there besides: of three two are needed, whatever the record says.
 #[test]
 fn a_learner_that_is_not_one_of_two_counts() {
