@@ -155,12 +155,12 @@ impl History {
     }
 
     /// As [`History::write_acked`] without `fua`, but the answer may have been decided before the power went, and what
-    /// it says be lost since.
+    /// it says be lost since. Or it was sent again after that: it took effect before its answer, or not at all.
     pub fn write_acked_perhaps_lost(&mut self, block: u64, id: WriteId) {
         let (lost, acked) = (self.lost, self.tick());
         let Some(this) = self.writes(block).iter_mut().find(|w| w.id == id) else { return };
         if this.began < lost {
-            this.gone.get_or_insert(lost);
+            this.gone.get_or_insert(acked);
             this.lost = Some(acked);
         } else {
             self.write_acked(block, id, false);
@@ -556,6 +556,22 @@ mod tests {
         h.read_ends(r);
         assert!(read(&mut h, 1).is_ok());
         assert!(read(&mut h, 2).is_err());
+    }
+
+    #[test]
+    fn what_is_sent_again_after_a_loss_takes_effect_as_late_as_its_answer() {
+        let mut h = History::new(1);
+        let first = h.write_begins(0, Stamp(1), 0);
+        h.power_lost();
+        let second = h.write_begins(0, Stamp(2), 0);
+        h.write_acked_perhaps_lost(0, first);
+        h.write_acked(0, second, false);
+        let r = h.read_begins();
+        assert!(h.read_returned_perhaps_lost(0, r, Stamp(1)).is_ok(), "the first one may have come last");
+        assert!(h.read_returned_perhaps_lost(0, r, Stamp(2)).is_ok());
+        h.read_ends(r);
+        write(&mut h, 3);
+        assert!(read(&mut h, 1).is_err(), "it does not come after its answer");
     }
 
     #[test]
