@@ -144,6 +144,21 @@ fn who_alone_kept_it_does_not_leave_before_the_others_have_it() {
     world.reads();
 }
 
+/// 2 was told to leave when 1 lost its power, and was needed then.
+#[test]
+fn who_came_back_to_be_let_go_gives_the_others_first_what_it_alone_kept() {
+    let mut world = opened(Quorum::Any);
+    world.dies(3);
+    world.run_until("3 is out", |w| w.mode(3) == Mode::Err);
+    (0..8).for_each(|hot| world.writes_to(hot));
+    let leaves = world.command(Command::RemoveReplica { name: "r2".into() });
+    world.replicas[0].forget_unflushed();
+    assert_eq!(world.finish(leaves), Ok(()));
+    assert_eq!(world.members(), ["r1"]);
+    assert!(world.flushes_well(), "it went with what 1 had lost");
+    world.reads();
+}
+
 /// One that is slow or full goes on as it is where it is needed.
 #[test]
 fn who_alone_kept_it_is_not_put_out_for_being_full_before_the_others_have_it() {

@@ -127,15 +127,21 @@ fn the_second_of_a_majority_learns_before_it_counts() {
     assert_eq!(world.status().replicas.len(), 2);
 }
 
+/// A volume of one replica that was just given a second one.
+fn given_a_learner(seed: u64) -> World {
+    let mut world = World::new(seed, Plan { replicas: 1, ..plan(Quorum::Majority) });
+    world.run_until("the volume opens", World::is_open);
+    world.is_given("r2");
+    world.learners.push("r2".into());
+    assert_eq!(world.asks(add("r2")), Ok(()));
+    world
+}
+
 /// It is lost as the epoch with it is being recorded: the volume goes on as it was.
 #[test]
 fn one_that_dies_as_it_has_learnt_holds_nobody_up() {
     for seed in 0..40 {
-        let mut world = World::new(seed, Plan { replicas: 1, ..plan(Quorum::Majority) });
-        world.run_until("the volume opens", World::is_open);
-        world.is_given("r2");
-        world.learners.push("r2".into());
-        assert_eq!(world.asks(add("r2")), Ok(()));
+        let mut world = given_a_learner(seed);
         let has_recorded = |w: &mut World| w.replicas[1].epoch.is_some();
         world.run_until("2 has recorded an epoch", has_recorded);
         for _ in 0..seed {
@@ -160,11 +166,7 @@ fn one_that_dies_as_it_has_learnt_holds_nobody_up() {
 #[test]
 fn one_that_is_back_as_a_member_counts() {
     for seed in 0..40 {
-        let mut world = World::new(seed, Plan { replicas: 1, ..plan(Quorum::Majority) });
-        world.run_until("the volume opens", World::is_open);
-        world.is_given("r2");
-        world.learners.push("r2".into());
-        assert_eq!(world.asks(add("r2")), Ok(()));
+        let mut world = given_a_learner(seed);
         world.run_until("2 has recorded an epoch", |w| w.replicas[1].epoch.is_some());
         for _ in 0..seed {
             world.step();
@@ -190,11 +192,7 @@ fn one_that_is_back_as_a_member_counts() {
 /// The first one's directory was lost, and the second one holds everything, which nobody has noted.
 #[test]
 fn a_volume_is_not_begun_anew_beside_a_learner_that_was_a_member() {
-    let mut world = World::new(7, Plan { replicas: 1, ..plan(Quorum::Majority) });
-    world.run_until("the volume opens", World::is_open);
-    world.is_given("r2");
-    world.learners.push("r2".into());
-    assert_eq!(world.asks(add("r2")), Ok(()));
+    let mut world = given_a_learner(7);
     world.run_until("2 is a member", |w| w.mode(2) == Mode::Rw);
     world.writes();
     world.replicas[0] = Replica::new("r1", SIZE, CHUNK);

@@ -74,8 +74,22 @@ pub(super) struct Desk {
     recorder: Recorder,
     identity: String,
     clock: Clock,
-    /// What people are reminded of, and when they were told: by the name of what it is about, and what is said.
-    reminded: Arc<Mutex<BTreeMap<(String, String), Timestamp>>>,
+    reminders: Arc<Mutex<Reminders>>,
+}
+
+/// When people were told of what lasts, by the name of what it is about and what is said.
+#[derive(Default)]
+struct Reminders(BTreeMap<(String, String), Timestamp>);
+
+impl Reminders {
+    /// True if they were not told of late. What is long past is forgotten.
+    fn is_due(&mut self, now: Timestamp, name: String, message: &str) -> bool {
+        self.0.retain(|_, at| now.duration_since(*at) < REMINDS_EVERY);
+        let key = (name, message.to_owned());
+        let is_due = !self.0.contains_key(&key);
+        self.0.entry(key).or_insert(now);
+        is_due
+    }
 }
 
 /// What every kind here is.
@@ -100,7 +114,7 @@ impl Desk {
             Reporter { controller: "longhorn-manager".into(), instance: Some(identity.to_owned()) };
         let recorder = Recorder::new(client.clone(), reporter);
         let (namespace, identity) = (namespace.to_owned(), identity.to_owned());
-        Self { client, watching, namespace, recorder, identity, clock, reminded: Arc::default() }
+        Self { client, watching, namespace, recorder, identity, clock, reminders: Arc::default() }
     }
 
     /// How long a lost watch of that kind waits.
@@ -211,15 +225,8 @@ impl Desk {
 
     /// Tells people of what lasts, and is found anew whenever somebody looks: once, and again now and then.
     pub(super) async fn remind<K: Kind>(&self, about: &K, event: &Event) {
-        let (now, key) = (self.now(), (about.name_any(), event.message.clone()));
-        let is_due = {
-            let mut reminded = self.reminded.lock().unwrap_or_else(PoisonError::into_inner);
-            reminded.retain(|_, at| now.duration_since(*at) < REMINDS_EVERY);
-            let is_due = !reminded.contains_key(&key);
-            reminded.entry(key).or_insert(now);
-            is_due
-        };
-        if is_due {
+        let reminders = || self.reminders.lock().unwrap_or_else(PoisonError::into_inner);
+        if reminders().is_due(self.now(), about.name_any(), &event.message) {
             self.tell(about, event).await;
         }
     }
@@ -236,5 +243,24 @@ impl Desk {
         if let Err(e) = self.recorder.publish(&event, &about.object_ref(&())).await {
             tracing::debug!(error = %e, "event not written");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lasts_is_told_once_and_now_and_then() {
+        let mut reminders = Reminders::default();
+        let begin = Timestamp::UNIX_EPOCH;
+        let at = |minutes| begin + SignedDuration::from_mins(minutes);
+        let mut is_told = |minutes, name: &str, what| reminders.is_due(at(minutes), name.to_owned(), what);
+        assert!(is_told(0, "a", "it stays"));
+        assert!((1..30).all(|minutes| !is_told(minutes, "a", "it stays")));
+        assert!(is_told(29, "a", "it stays for another reason") && is_told(29, "b", "it stays"));
+        assert!(is_told(30, "a", "it stays") && !is_told(31, "a", "it stays"));
+        assert!(is_told(200, "c", "it stays"));
+        assert_eq!(reminders.0.len(), 1, "what is long past is forgotten");
     }
 }

@@ -368,7 +368,7 @@ impl Agent for SimulatedNode {
 
     async fn remove_replica(&self, engine: &str, name: &str) -> Result<(), AgentError> {
         let mut refusal = None;
-        self.change(engine, |engine| refusal = engine.is_to_let_go(name).err()).await?;
+        self.change(engine, |engine| refusal = engine.begin_to_let_go(name).err()).await?;
         if let Some(why) = refusal {
             self.world.state().count("an engine kept a replica that was to go");
             return Err(AgentError::Failed(why.to_owned()));

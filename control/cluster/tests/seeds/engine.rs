@@ -114,9 +114,9 @@ impl Engine {
         !decides || all == 1 || self.members().len() > all.div_ceil(2)
     }
 
-    /// Is to let go of one of its replicas, if those that are left are enough, as the engine's own rule has it (`datapath`,
+    /// Begins to let go of one of its replicas, if those that are left are enough, as the engine's own rule has it (`datapath`,
     /// `conductor/commands.rs`).
-    pub(crate) fn is_to_let_go(&mut self, name: &str) -> Result<(), &'static str> {
+    pub(crate) fn begin_to_let_go(&mut self, name: &str) -> Result<(), &'static str> {
         if !self.addresses.contains_key(name) {
             return Ok(());
         }
