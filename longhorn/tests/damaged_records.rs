@@ -69,6 +69,33 @@ fn a_volume_whose_processes_are_remembered_by_damaged_files_is_shown_and_stopped
     assert_eq!(host.status()["remark"], "");
 }
 
+/// The only replica that is left, which `up` does not start: its bytes are taken out of it, with a word for what is not sure of them.
+#[test]
+fn what_a_damaged_replica_still_has_is_taken_out_of_it() {
+    let Some(host) = Host::new("rescue") else { return };
+    up(&host, "1", "any");
+    host.ok(&["down", &host.volume]);
+    let directory = host.status()["replicas"][0]["path"].as_str().unwrap().to_owned();
+    let meta = Path::new(&directory).join("volume.meta");
+    let text = fs::read_to_string(&meta).unwrap();
+    fs::write(&meta, text.replacen("\"Error\":\"\"", "\"Error\":\"lost\"", 1)).unwrap();
+    host.refused(&["up", &host.volume], "lost");
+    host.ok(&["down", &host.volume]);
+
+    let image = host.path("out.img");
+    let image = image.to_str().unwrap();
+    host.refused(&["salvage", &host.volume], "replica export --rescue");
+    host.refused(&["replica", "export", &directory, image], "--rescue");
+    assert!(!Path::new(image).exists());
+    host.ok(&["replica", "export", "--rescue", &directory, image]);
+    assert_eq!(fs::metadata(image).unwrap().len(), 16 << 20);
+    let told = host.ok(&["-o", "json", "replica", "export", "--rescue", &directory, image]);
+    let told: Value = serde_json::from_str(&told).unwrap();
+    let doubt = &told["doubts"][0];
+    assert_eq!((&doubt["offset"], &doubt["length"]), (&0.into(), &(16 << 20).into()), "{told}");
+    assert!(doubt["why"].as_str().unwrap().contains("lost"), "{told}");
+}
+
 #[test]
 fn with_the_quorum_unsafe_a_damaged_authority_is_made_anew() {
     let Some(host) = Host::new("authority") else { return };

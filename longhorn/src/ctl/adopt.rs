@@ -63,7 +63,7 @@ pub(super) fn first(root: &Root, record: &VolumeRecord, progress: &mut Progress)
     }
     if first.rebuilding {
         bail!(
-            "{} is half rebuilt, and nothing else is here to start from: take the bytes that it has with `longhornctl replica export DIR FILE`",
+            "{} is half rebuilt, and nothing else is here to start from: take the bytes that it has with `longhornctl replica export --rescue DIR FILE`",
             source.directory.display()
         );
     }

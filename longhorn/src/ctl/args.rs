@@ -482,6 +482,9 @@ pub(super) struct ReplicaExportArgs {
     /// As of this snapshot, not as of the end
     #[arg(long, value_parser = known_snapshot, value_name = "NAME")]
     pub snapshot: Option<String>,
+    /// Take what can be read of a damaged directory, and say what is not sure of it
+    #[arg(long)]
+    pub rescue: bool,
     /// The file, which is replaced
     pub file: PathBuf,
 }

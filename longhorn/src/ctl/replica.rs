@@ -6,10 +6,10 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use control::host::{VolumeRecord, sync_dir};
 use lh_block::format_size;
-use replica::store::{ExportError, SnapshotView};
+use replica::store::{Doubt, ExportError, OpenError, SnapshotView};
 use rustix::fs::{AtFlags, CWD, OFlags, linkat};
 use serde::Serialize;
 
@@ -44,10 +44,30 @@ struct ExportView<'a> {
     format: ImageFormat,
     /// Bytes of the volume in it.
     size: u64,
+    /// What is not sure of them, with `--rescue`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    doubts: Option<Vec<DoubtView>>,
+}
+
+/// Bytes that are not sure to be the volume's.
+#[derive(Debug, Serialize)]
+struct DoubtView {
+    /// In bytes, as `length`.
+    offset: u64,
+    length: u64,
+    why: String,
 }
 
 pub(super) fn export(context: &Context, args: &ReplicaExportArgs) -> Result<()> {
-    let view = SnapshotView::open(&args.directory, args.snapshot.as_deref())?;
+    let snapshot = args.snapshot.as_deref();
+    if args.rescue {
+        let view = SnapshotView::rescue(&args.directory, snapshot)?;
+        return write_out(context, &view, args.format, &args.file);
+    }
+    let view = SnapshotView::open(&args.directory, snapshot).map_err(|err| match err {
+        OpenError::Damaged { .. } => anyhow!("{err}; with --rescue what can be read all the same is taken"),
+        err => err.into(),
+    })?;
     write_out(context, &view, args.format, &args.file)
 }
 
@@ -83,11 +103,39 @@ pub(super) fn write_out(
     }
     interrupt::leaves(format!("{} is written", file.display()));
     held.let_go();
+    let (doubts, size) = (view.doubts(), view.size());
     if context.output == Output::Json {
-        return print_json(&ExportView { file, format, size: view.size() });
+        let doubts = doubts.map(|doubts| doubts.iter().map(doubt_view).collect());
+        return print_json(&ExportView { file, format, size, doubts });
     }
-    tell!("{} holds {}", file.display(), format_size(view.size()));
+    tell!("{} holds {}", file.display(), format_size(size));
+    if let Some(doubts) = doubts {
+        print_doubts(&doubts, size);
+    }
     Ok(())
+}
+
+fn doubt_view(doubt: &Doubt) -> DoubtView {
+    DoubtView { offset: doubt.range.offset, length: doubt.range.len, why: doubt.why.to_string() }
+}
+
+/// As many as a screen has room for.
+const DOUBTS_SHOWN: usize = 15;
+
+fn print_doubts(doubts: &[Doubt], size: u64) {
+    if doubts.is_empty() {
+        tell!("nothing of it is in doubt");
+    }
+    for Doubt { range, why } in doubts.iter().take(DOUBTS_SHOWN) {
+        let which = match range.len == size {
+            true => "all of it".to_owned(),
+            false => format!("{} from byte {} on", format_size(range.len), range.offset),
+        };
+        tell!("not sure, {which}: {why}");
+    }
+    if doubts.len() > DOUBTS_SHOWN {
+        tell!("and {} more, which -o json lists", doubts.len() - DOUBTS_SHOWN);
+    }
 }
 
 /// A file that is being written and will replace another one. Where the file system can, it has no name meanwhile: nothing

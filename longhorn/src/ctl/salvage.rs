@@ -139,7 +139,7 @@ fn choose(found: &Found, args: &SalvageArgs) -> Result<Chosen> {
         Choice::Nothing => {
             bail!(
                 "no replica of volume {volume} can be started from: mend what is said of each above, or take the bytes \
-                 that a directory still has with `longhornctl replica export DIR FILE`"
+                 that a directory still has with `longhornctl replica export --rescue DIR FILE`"
             )
         }
     }

@@ -81,10 +81,8 @@ impl Intent {
     /// Reads the file. `None`: it is none of this volume's, and [`Self::new`] with every chunk marked takes its place.
     pub(super) fn load(id: Id, file: Arc<File>, size: u64) -> io::Result<Option<Self>> {
         let mut page = [0; PAGE];
-        let whole = file.metadata()?.len() >= PAGE as u64;
-        if whole {
-            file.read_exact_at(&mut page, 0)?;
-        }
+        // One that the disk does not give is one that does not fit.
+        let whole = file.metadata()?.len() >= PAGE as u64 && file.read_exact_at(&mut page, 0).is_ok();
         let chunk = u64::from_le_bytes([
             page[24], page[25], page[26], page[27], page[28], page[29], page[30], page[31],
         ]);
@@ -377,6 +375,14 @@ mod tests {
         assert!(again(&intent).is_none());
         intent.file.set_len(0).unwrap();
         assert!(again(&intent).is_none());
+    }
+
+    #[test]
+    fn a_header_that_cannot_be_read_counts_as_none() {
+        let (dir, intent) = fixture(1 << 30);
+        // Reading fails on it.
+        let unreadable = File::options().write(true).open(dir.path().join("f")).unwrap();
+        assert!(Intent::load(intent.id, Arc::new(unreadable), 1 << 30).unwrap().is_none());
     }
 
     #[test]

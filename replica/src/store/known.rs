@@ -13,12 +13,14 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use lh_block::Extent;
 use serde::{Deserialize, Serialize};
 
 use super::disk;
 use super::error::{Damage, OpenError, damaged, failed};
 use super::id::{Id, LAYER_ATTRIBUTE};
 use super::record::{Record, Records};
+use super::rescue::{Care, EVERYTHING};
 use super::tree::{LayerFile, Tree};
 
 /// The files of all layers.
@@ -56,21 +58,47 @@ impl Known {
         tree: &Tree,
         open: impl Fn(&LayerFile) -> Result<Arc<File>, OpenError>,
     ) -> Result<(), OpenError> {
-        let records = Records { directory };
-        let Some(known) = records.load::<Self>()?.filter(|known| known.is_of(volume)) else { return Ok(()) };
-        for layer in &tree.layers {
-            let id = disk::id(&*open(layer)?, LAYER_ATTRIBUTE).map_err(failed("reading", directory))?;
-            known.judge(layer, id).map_err(|damage| damaged(directory, damage))?;
-        }
-        Ok(())
+        Self::compare(directory, volume, &mut tree.layers.iter(), &Care::strict(), open)
     }
 
     /// The same of a directory whose layers are not open.
     pub(super) fn check_closed(directory: &Path, volume: Id, tree: &Tree) -> Result<(), OpenError> {
-        Self::check(directory, volume, tree, |layer| {
+        Self::check_layers(directory, volume, &mut tree.layers.iter(), &Care::strict())
+    }
+
+    /// The same of some of the layers, with what is passed over.
+    pub(super) fn check_layers(
+        directory: &Path,
+        volume: Id,
+        layers: &mut dyn Iterator<Item = &LayerFile>,
+        care: &Care,
+    ) -> Result<(), OpenError> {
+        Self::compare(directory, volume, layers, care, |layer| {
             let path = directory.join(&layer.file);
             disk::open_layer(&path, false, false).map(Arc::new).map_err(failed("opening", &path))
         })
+    }
+
+    fn compare(
+        directory: &Path,
+        volume: Id,
+        layers: &mut dyn Iterator<Item = &LayerFile>,
+        care: &Care,
+        open: impl Fn(&LayerFile) -> Result<Arc<File>, OpenError>,
+    ) -> Result<(), OpenError> {
+        let known = Records { directory }.load::<Self>().or_else(|err| care.pass(EVERYTHING, err, None))?;
+        let Some(known) = known.filter(|known| known.is_of(volume)) else { return Ok(()) };
+        for layer in layers {
+            let id = disk::id(&*open(layer)?, LAYER_ATTRIBUTE).map_err(failed("reading", directory))?;
+            if let Err(damage) = known.judge(layer, id) {
+                let doubtful = match &damage {
+                    Damage::LayerShort { length, known, .. } => Extent::new(*length, known - length),
+                    _ => EVERYTHING,
+                };
+                care.pass(doubtful, damaged(directory, damage), ())?;
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn is_of(&self, volume: Id) -> bool {

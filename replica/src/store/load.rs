@@ -26,6 +26,18 @@ pub(super) struct LayerParts {
     pub(super) image: Option<Arc<Image>>,
 }
 
+impl LayerParts {
+    /// Fills the buffer; what lies behind the layer's end is zero.
+    pub(super) fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        if let Some(image) = &self.image {
+            return image.read_at(offset, buffer);
+        }
+        let done = disk::read_whole(&self.file, self.length, offset, buffer)?;
+        buffer[done..].fill(0);
+        Ok(())
+    }
+}
+
 /// What the layers say together.
 #[derive(Debug)]
 pub(super) struct Layers {

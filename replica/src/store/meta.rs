@@ -76,6 +76,15 @@ impl VolumeMeta {
     }
 
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, Damage> {
+        let meta = Self::parse_noted(bytes)?;
+        if !meta.error.is_empty() {
+            return Err(Damage::NotedError(meta.error.chars().take(200).collect()));
+        }
+        Ok(meta)
+    }
+
+    /// The same where the error that Longhorn may have noted is no reason to refuse.
+    pub(super) fn parse_noted(bytes: &[u8]) -> Result<Self, Damage> {
         let meta: Self = parse(VOLUME_META, bytes)?;
         meta.check()?;
         Ok(meta)
@@ -93,9 +102,6 @@ impl VolumeMeta {
         }
         if self.sector_size != sector_size() {
             return Err(Damage::SectorSize(self.sector_size));
-        }
-        if !self.error.is_empty() {
-            return Err(Damage::NotedError(self.error.chars().take(200).collect()));
         }
         if !is_head(&self.head) {
             return Err(Damage::HeadName(self.head.chars().take(200).collect()));

@@ -8,22 +8,25 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lh_block::Extent;
+use lh_block::{BLOCK, Extent};
 use lh_wire::LayerInfo;
 use thiserror::Error;
 
+use super::ENGINE;
 use super::disk;
 use super::error::{Damage, NotLasting, OpenError, damaged, failed};
 use super::gather::{Files, load_zero_map, open_backing, zero_maps};
-use super::id::LAYER_ATTRIBUTE;
+use super::id::{Id, LAYER_ATTRIBUTE};
 use super::index::Index;
 use super::known::Known;
 use super::lasting::{self, lasting};
 use super::load::{self, LayerParts, Unwritten, blocks, bytes};
 use super::locks::{lock_directory, lock_layers, open_layers};
-use super::owner::{Owner, owner};
-use super::record::{Creating, Rebuild, Records};
+use super::owner::{Owner, identified, is_still, owner};
+use super::record::{Closed, Creating, Rebuild, Records};
+use super::rescue::{Care, Doubt, EVERYTHING};
 use super::tree::{self, LayerFile, Tree};
+use super::zero::{self, LoadError, ZeroMap};
 
 /// How often, and how far apart, a directory that its process is just changing is looked at again.
 pub(super) const LOOKS: u32 = 20;
@@ -58,6 +61,7 @@ struct Beside {
 pub struct SnapshotView {
     _lock: Option<File>,
     beside: Option<Beside>,
+    care: Care,
     size: u64,
     infos: Vec<LayerInfo>,
     pub(super) layers: Vec<LayerParts>,
@@ -73,7 +77,21 @@ impl SnapshotView {
     /// [`OpenError`], also if a process holds the directory, or if the snapshot is marked as removed: a fold that was broken off may have
     /// left in it what was written later. The head reads the same whatever a fold below it has done.
     pub fn open(path: &Path, snapshot: Option<&str>) -> Result<Self, OpenError> {
-        Self::load(path, snapshot, true)
+        Self::load(path, snapshot, true, Care::strict())
+    }
+
+    /// The same of a directory that is damaged, as far as anything can be read of it: [`SnapshotView::doubts`] has what is not sure,
+    /// and what cannot be read is zeroes.
+    ///
+    /// # Errors
+    /// [`OpenError`], where a layer's meta is damaged above all: nothing says then which layer lies over which.
+    pub fn rescue(path: &Path, snapshot: Option<&str>) -> Result<Self, OpenError> {
+        Self::load(path, snapshot, true, Care::rescue())
+    }
+
+    /// What is not sure of the bytes that were read so far. `None`: the view was not made by [`SnapshotView::rescue`].
+    pub fn doubts(&self) -> Option<Vec<Doubt>> {
+        self.care.doubts(self.size)
     }
 
     /// Opens a snapshot for reading beside the process that holds the directory. What it reads is the snapshot's if
@@ -88,7 +106,7 @@ impl SnapshotView {
             let (name, known) = (String::new(), "names for all of them".to_owned());
             return Err(OpenError::NoSnapshot { dir: path.to_owned(), name, known });
         }
-        patiently(|| Self::load(path, Some(snapshot), false))
+        patiently(|| Self::load(path, Some(snapshot), false, Care::strict()))
     }
 
     /// Fails unless all that was read before is the snapshot's. Clones and exports ask it by themselves.
@@ -107,17 +125,23 @@ impl SnapshotView {
         .map_err(|why| OpenError::NotLasting { dir: beside.path.clone(), why })
     }
 
-    fn load(path: &Path, snapshot: Option<&str>, alone: bool) -> Result<Self, OpenError> {
+    fn load(path: &Path, snapshot: Option<&str>, alone: bool, care: Care) -> Result<Self, OpenError> {
         let deadline = Instant::now() + PASSING;
         let lock = if alone { Some(lock_directory(path, false, deadline)?) } else { None };
         let records = Records { directory: path };
-        if records.load::<Creating>()?.is_some() {
+        if records.load::<Creating>().or_else(|err| care.pass(EVERYTHING, err, None))?.is_some() {
             return Err(damaged(path, Damage::Unfinished));
         }
         let locked = if alone { lock_layers(path, false, deadline)? } else { open_layers(path)? };
-        let tree = tree::load(path)?;
-        let ours = check_usable(&records, &tree)?;
+        let tree = tree::load_with(path, &care)?;
         let top = find(path, &tree, snapshot)?;
+        let mut below = tree::chain_of(&tree.layers, top);
+        let ours = if care.is_rescue() {
+            let chosen: Vec<_> = below.iter().map(|place| &tree.layers[*place]).collect();
+            note_unusable(&records, &tree, &chosen, &care)?
+        } else {
+            check_usable(&records, &tree)?
+        };
         let chosen = &tree.layers[top];
         if chosen.meta.removed {
             let why = NotLasting::Removed(chosen.name.clone());
@@ -129,11 +153,11 @@ impl SnapshotView {
         };
         let beside = (!alone).then(beside);
         let files = Files { tree: &tree, locked: &locked };
-        let mut below = tree::chain_of(&tree.layers, top);
         let (mut layers, mut infos) = (Vec::new(), Vec::new());
         for (place, layer) in tree.layers.iter().enumerate() {
             // Beside a process, the maps of what it still writes are not to be trusted, nor are they needed.
-            let parts = open_layer(path, &files, layer, ours && (alone || below.contains(&place)))?;
+            let marked = ours && (alone && !care.is_rescue() || below.contains(&place));
+            let parts = open_layer(path, &files, layer, marked, &care)?;
             let allocated = parts.file.metadata().map_err(failed("reading", path))?.blocks() * 512;
             infos.push(layer.meta.info(&layer.name, layer.length, allocated));
             layers.push(parts);
@@ -146,7 +170,7 @@ impl SnapshotView {
         let mut unwritten = if ours { Unwritten::Hole(Vec::new()) } else { Unwritten::Data };
         let index =
             load::index(size, &mut layers, &chain, &mut unwritten).map_err(failed("reading", path))?;
-        Ok(Self { _lock: lock, beside, size, infos, layers, chain, index })
+        Ok(Self { _lock: lock, beside, care, size, infos, layers, chain, index })
     }
 
     /// Size in bytes: the volume's, also for a snapshot from before it grew.
@@ -172,7 +196,7 @@ impl SnapshotView {
         for (range, held) in self.held(extent) {
             let Some(part) = bytes(range).intersection(extent) else { continue };
             let at = |n: u64| usize::try_from(n - offset).unwrap_or(usize::MAX);
-            read_layer(&self.layers[held], part.offset, &mut buffer[at(part.offset)..at(part.end())])?;
+            self.care.read(&self.layers[held], part.offset, &mut buffer[at(part.offset)..at(part.end())])?;
         }
         Ok(())
     }
@@ -197,7 +221,7 @@ impl SnapshotView {
             while !rest.is_empty() {
                 let now = rest.len.min(STEP);
                 let part = &mut buffer[..usize::try_from(now).unwrap_or(0)];
-                read_layer(&self.layers[held], rest.offset, part)?;
+                self.care.read(&self.layers[held], rest.offset, part)?;
                 write_sparse(out, rest.offset, part)?;
                 rest = Extent::new(rest.offset + now, rest.len - now);
                 progress(rest.offset, self.size);
@@ -235,6 +259,36 @@ pub(super) fn check_usable(records: &Records<'_>, tree: &Tree) -> Result<bool, O
     }
 }
 
+/// Notes why a directory is not the whole volume, as far as these layers go. `true`: zero maps count.
+fn note_unusable(
+    records: &Records<'_>,
+    tree: &Tree,
+    layers: &[&LayerFile],
+    care: &Care,
+) -> Result<bool, OpenError> {
+    let path = records.directory;
+    let identity = match identified(records) {
+        Ok(Some(identity)) => identity,
+        Ok(None) => {
+            let usable = super::adopt::check(path, tree).map(|()| false);
+            return usable.or_else(|err| care.pass(EVERYTHING, err, tree.recovered));
+        }
+        // Where the identity is not to be read, what is there is taken for what this program has left.
+        Err(err) => return care.pass(EVERYTHING, err, true),
+    };
+    if records.load::<Rebuild>().or_else(|err| care.pass(EVERYTHING, err, None))?.is_some() {
+        care.pass(EVERYTHING, damaged(path, Damage::Rebuilding), ())?;
+    }
+    Known::check_layers(path, identity.volume, &mut layers.iter().copied(), care)?;
+    let closed = records.load::<Closed>().or_else(|err| care.pass(EVERYTHING, err, None))?;
+    for file in closed.filter(|closed| closed.volume == identity.volume).iter().flat_map(|c| &c.files) {
+        if layers.iter().any(|layer| layer.file == file.name) && !is_still(path, file)? {
+            care.note_changed(&file.name);
+        }
+    }
+    Ok(true)
+}
+
 /// The place of the snapshot, or of the head.
 pub(super) fn find(path: &Path, tree: &Tree, snapshot: Option<&str>) -> Result<usize, OpenError> {
     let Some(name) = snapshot.filter(|name| !name.is_empty()) else { return Ok(tree.layers.len() - 1) };
@@ -251,15 +305,18 @@ pub(super) fn open_layer(
     files: &Files<'_>,
     layer: &LayerFile,
     ours: bool,
+    care: &Care,
 ) -> Result<LayerParts, OpenError> {
     let file = files.file(path, layer)?;
     let id = disk::id(&file, LAYER_ATTRIBUTE).map_err(failed("reading", path))?.filter(|_| ours);
+    let size = files.tree.volume.size();
     let zero = match id {
         None => None,
+        Some(id) if care.is_rescue() => rescue_zero_map(path, id, &layer.file, size, care)?,
         Some(id) => {
             let map = zero_maps(path)?.remove(&id);
             let map = map.ok_or_else(|| damaged(path, Damage::ZeroMissing(layer.file.clone())))?;
-            Some(load_zero_map(path, id, &map, files.tree.volume.size(), false)?)
+            Some(load_zero_map(path, id, &map, size, false)?)
         }
     };
     Ok(LayerParts {
@@ -271,14 +328,29 @@ pub(super) fn open_layer(
     })
 }
 
-/// Fills the buffer from a layer; what lies behind its end is zero.
-fn read_layer(layer: &LayerParts, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-    if let Some(image) = &layer.image {
-        return image.read_at(offset, buffer);
+/// What can be read of a layer's zero map.
+fn rescue_zero_map(
+    path: &Path,
+    id: Id,
+    layer: &str,
+    size: u64,
+    care: &Care,
+) -> Result<Option<ZeroMap>, OpenError> {
+    let map = path.join(ENGINE).join(zero::file_name(id));
+    let name = format!("engine/{}", zero::file_name(id));
+    let Ok(file) = disk::open_layer(&map, false, false) else {
+        care.note_zeroes(Extent::new(0, size), format!("the zero map of {layer}"));
+        return Ok(None);
+    };
+    let mut bad = |_, told: Range<u64>| {
+        care.note_zeroes(bytes(told), name.clone());
+        Ok(())
+    };
+    match ZeroMap::load_beyond(id, Arc::new(file), size / BLOCK, &mut bad) {
+        Ok(map) => Ok(Some(map)),
+        Err(LoadError::Damaged(damage)) => Err(damaged(path, damage)),
+        Err(LoadError::Io(source)) => Err(failed("reading", &map)(source)),
     }
-    let done = disk::read_whole(&layer.file, layer.length, offset, buffer)?;
-    buffer[done..].fill(0);
-    Ok(())
 }
 
 /// Writes the blocks that are not zero.

@@ -29,16 +29,7 @@ pub(super) enum Owner {
 /// Compares records and files.
 pub(super) fn owner(records: &Records<'_>) -> Result<Owner, OpenError> {
     let path = records.directory;
-    let Some(identity) = records.load::<Identity>()? else { return Ok(Owner::Other) };
-    let volume = path.join(VOLUME_META);
-    let found = match disk::open_layer(&volume, false, false) {
-        Ok(file) => disk::id(&file, VOLUME_ATTRIBUTE).map_err(failed("reading", &volume))?,
-        Err(err) if err.kind() == io::ErrorKind::NotFound => None,
-        Err(err) => return Err(failed("opening", &volume)(err)),
-    };
-    if found != Some(identity.volume) {
-        return Ok(Owner::Other);
-    }
+    let Some(identity) = identified(records)? else { return Ok(Owner::Other) };
     // A rotten record of the clean close only means that the close is not believed.
     let closed = match records.load::<Closed>() {
         Err(OpenError::Damaged { .. }) => None,
@@ -53,8 +44,20 @@ pub(super) fn owner(records: &Records<'_>) -> Result<Owner, OpenError> {
     Ok(Owner::Ours { identity, clean: true })
 }
 
+/// What the records say that volume.meta bears out.
+pub(super) fn identified(records: &Records<'_>) -> Result<Option<Identity>, OpenError> {
+    let Some(identity) = records.load::<Identity>()? else { return Ok(None) };
+    let volume = records.directory.join(VOLUME_META);
+    let found = match disk::open_layer(&volume, false, false) {
+        Ok(file) => disk::id(&file, VOLUME_ATTRIBUTE).map_err(failed("reading", &volume))?,
+        Err(err) if err.kind() == io::ErrorKind::NotFound => None,
+        Err(err) => return Err(failed("opening", &volume)(err)),
+    };
+    Ok(Some(identity).filter(|identity| found == Some(identity.volume)))
+}
+
 /// The file is there, and nobody has written to it since the clean close.
-fn is_still(directory: &Path, file: &ClosedFile) -> Result<bool, OpenError> {
+pub(super) fn is_still(directory: &Path, file: &ClosedFile) -> Result<bool, OpenError> {
     let path = directory.join(&file.name);
     let found = found_at(&path).map_err(failed("reading", &path))?;
     Ok(found.is_some_and(|stat| file.is_still(&ClosedFile::of(&file.name, &stat))))

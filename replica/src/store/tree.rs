@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use lh_block::{BLOCK, LAYERS_MAX};
+use lh_block::{BLOCK, Extent, LAYERS_MAX};
 use lh_ring::sys;
 
 use super::disk::read_small;
@@ -17,6 +17,7 @@ use super::meta::{
     LayerMeta, META_MAX, VOLUME_META, VolumeMeta, is_head, meta_name, snapshot_file, snapshot_name,
 };
 use super::record::{FoldRecord, Records};
+use super::rescue::{Care, EVERYTHING};
 
 /// A layer's file and its meta.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +48,12 @@ pub(super) struct Tree {
 
 /// Reads the directory's layers.
 pub(super) fn load(directory: &Path) -> Result<Tree, OpenError> {
-    let reader = Reader { directory };
+    load_with(directory, &Care::strict())
+}
+
+/// The same, with what is passed over.
+pub(super) fn load_with(directory: &Path, care: &Care) -> Result<Tree, OpenError> {
+    let reader = Reader { directory, care };
     let names = reader.names()?;
     let (volume, recovered) = reader.volume(&names)?;
     let Found { layers: mut found, leftovers } = reader.layers(&names, &volume)?;
@@ -79,6 +85,7 @@ struct Found {
 
 struct Reader<'a> {
     directory: &'a Path,
+    care: &'a Care,
 }
 
 impl Reader<'_> {
@@ -122,7 +129,12 @@ impl Reader<'_> {
     fn volume(&self, names: &BTreeSet<String>) -> Result<(VolumeMeta, bool), OpenError> {
         let bytes = self.content(VOLUME_META)?.unwrap_or_default();
         if !bytes.is_empty() {
-            return VolumeMeta::parse(&bytes).map(|meta| (meta, false)).map_err(|d| self.damaged(d));
+            let refused = match VolumeMeta::parse(&bytes) {
+                Ok(meta) => return Ok((meta, false)),
+                Err(damage) => self.damaged(damage),
+            };
+            let Ok(noted) = VolumeMeta::parse_noted(&bytes) else { return Err(refused) };
+            return self.care.pass(EVERYTHING, refused, (noted, false));
         }
         let heads: Vec<&str> = names.iter().map(String::as_str).filter(|n| is_head(n)).collect();
         match heads[..] {
@@ -227,12 +239,17 @@ impl Reader<'_> {
         let parent = &layer.meta.parent;
         // Both are the same volume: the snapshot between them is in the head, too.
         let behind = folding.is_some_and(|(folded, below)| volume.parent == *folded && parent == below);
+        let behind_end = Extent::new(length, size.saturating_sub(length));
+        if length % BLOCK != 0 && length < size {
+            let file = file.clone();
+            self.care.pass(behind_end, self.damaged(Damage::LayerUnaligned { file, length }), ())?;
+        }
+        if file == volume.head && length < size {
+            let file = file.clone();
+            self.care.pass(behind_end, self.damaged(Damage::HeadShort { file, length, size }), ())?;
+        }
         let damage = if length > size {
             Damage::LayerTooLong { file, length, size }
-        } else if length % BLOCK != 0 {
-            Damage::LayerUnaligned { file, length }
-        } else if file == volume.head && length < size {
-            Damage::HeadShort { file, length, size }
         } else if file == volume.head && layer.meta.removed {
             Damage::HeadRemoved(file)
         } else if file == volume.head && *parent != volume.parent && !behind {

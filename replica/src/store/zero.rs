@@ -70,6 +70,14 @@ pub(super) fn header(id: Id) -> Vec<u8> {
     page
 }
 
+fn check_header(file: &File, length: u64, id: Id) -> Result<(), LoadError> {
+    let mut page = [0; PAGE];
+    if length.is_multiple_of(PAGE as u64) && length > 0 {
+        file.read_exact_at(&mut page, 0)?;
+    }
+    if page[..] == header(id) { Ok(()) } else { Err(LoadError::Damaged(Damage::ZeroHeader(file_name(id)))) }
+}
+
 fn checksum(marks: &[u8], id: Id, page: u64) -> u32 {
     let seed = crc32c::crc32c_append(crc32c::crc32c(&id.bytes()), &page.to_le_bytes());
     crc32c::crc32c_append(seed, marks)
@@ -126,15 +134,22 @@ impl ZeroMap {
 
     /// Reads a map. Every mark that is not armed counts as not durable.
     pub(super) fn load(id: Id, file: Arc<File>, blocks: u64) -> Result<Self, LoadError> {
+        Self::load_beyond(id, file, blocks, &mut |err, _| Err(err))
+    }
+
+    /// The same; `bad` is asked about what cannot be read, and of which blocks it tells, and may let the rest be read. Those blocks have no
+    /// mark then.
+    pub(super) fn load_beyond(
+        id: Id,
+        file: Arc<File>,
+        blocks: u64,
+        bad: &mut dyn FnMut(LoadError, Range<u64>) -> Result<(), LoadError>,
+    ) -> Result<Self, LoadError> {
         let length = file.metadata()?.len();
+        if let Err(err) = check_header(&file, length, id) {
+            bad(err, 0..blocks)?;
+        }
         let mut page = [0; PAGE];
-        if length % PAGE as u64 != 0 || length == 0 {
-            return Err(LoadError::Damaged(Damage::ZeroHeader(file_name(id))));
-        }
-        file.read_exact_at(&mut page, 0)?;
-        if page[..] != header(id) {
-            return Err(LoadError::Damaged(Damage::ZeroHeader(file_name(id))));
-        }
         let mut map = Self::empty(id, file, blocks);
         let whole = lh_block::Extent::new(0, length);
         let parts = disk::extents(&map.file.clone(), whole, Look::Seek)
@@ -143,8 +158,14 @@ impl ZeroMap {
         for part in parts {
             let first = (part.offset / PAGE as u64).max(1);
             for number in first..part.end().min(length).div_ceil(PAGE as u64) {
-                map.file.read_exact_at(&mut page, number * PAGE as u64)?;
-                map.load_page(number, &page)?;
+                let read = map.file.read_exact_at(&mut page, number * PAGE as u64).map_err(LoadError::from);
+                if let Err(err) = read.and_then(|()| map.load_page(number, &page)) {
+                    let first = (number - 1).saturating_mul(PAGE_BLOCKS).min(blocks);
+                    let told = first..first.saturating_add(PAGE_BLOCKS).min(blocks);
+                    map.marks.set(told.clone(), NONE);
+                    map.fresh.remove(told.clone());
+                    bad(err, told)?;
+                }
             }
         }
         // What a process before this one wrote may be in the page cache alone, a mark as well as its absence: the next flush

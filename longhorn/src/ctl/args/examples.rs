@@ -246,7 +246,13 @@ pub(super) const REPLICA_EXPORT_HELP: &str = "\
 Examples:
   longhornctl replica export /mnt/disk1/replicas/old-0a1b2c3d old.img
   longhornctl replica export --snapshot monday \\
-    /mnt/disk1/replicas/old-0a1b2c3d old.img";
+    /mnt/disk1/replicas/old-0a1b2c3d old.img
+
+What can be read of the only directory that is left, though it is damaged, or
+half rebuilt; a new volume of that size is written from it, on its device:
+  longhornctl replica export --rescue /mnt/disk1/replicas/old-0a1b2c3d old.img
+  longhornctl up new --size 10GiB
+  dd if=old.img of=/dev/longhorn/new bs=1M conv=sparse,fsync";
 
 pub(super) const MANIFESTS_HELP: &str = "\
 Examples:

@@ -18,6 +18,7 @@ use super::super::load::{LayerParts, look_through};
 use super::super::locks::open_layers;
 use super::super::offline::{LOOK, LOOKS, check_usable, find, open_layer};
 use super::super::record::{Creating, Records};
+use super::super::rescue::Care;
 use super::super::tree;
 
 use super::ScrubError;
@@ -74,7 +75,7 @@ impl SnapshotLayer {
             return Err(OpenError::NoSnapshot { dir: directory.to_owned(), name, known });
         }
         let files = Files { tree: &tree, locked: &opened };
-        let mut parts = open_layer(directory, &files, layer, ours)?;
+        let mut parts = open_layer(directory, &files, layer, ours, &Care::strict())?;
         look_through(&mut parts).map_err(failed("reading", directory))?;
         let path = directory.join(&layer.file);
         let disk = match disk::open_layer(&path, false, true) {

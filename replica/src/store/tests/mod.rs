@@ -15,6 +15,7 @@ mod known;
 mod model;
 mod names;
 mod neighbour;
+mod rescue;
 mod scrub;
 pub(super) mod tape;
 mod volume;
