@@ -298,7 +298,7 @@ pub struct Queue {
     jobs: VecDeque<(JobId, Job)>,
     barriers: Vec<Barrier>,
     clock: Clock,
-    /// Since when too few members can be read from, ns.
+    /// Since when too few members can be read from, and no write was answered, ns.
     dark_since: Option<u64>,
     pings: u32,
     /// A job has ended: the next may start.

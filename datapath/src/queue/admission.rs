@@ -279,11 +279,15 @@ impl Queue {
         let slot = self.slot(s);
         if let Work::Client { op, range } = slot.work {
             self.stats.of(op).ended(range.len, now.saturating_sub(slot.arrived), result.is_ok());
+            // Who has come back is written to before it is read from.
+            if self.dark_since.is_some() && result.is_ok() && op.is_write() {
+                self.dark_since = Some(now);
+            }
         }
         out.push(Output::Complete { slot: s, result, part, held });
     }
 
-    /// True if too few members could be read from for `ioTimeout`, and the conductor has no reason to wait longer.
+    /// True if for `ioTimeout` too few members could be read from and no write was answered, and the conductor has no reason to wait longer.
     pub fn is_timed_out(&self, now: u64) -> bool {
         let timeout = self.config.io_timeout_ns;
         timeout != 0

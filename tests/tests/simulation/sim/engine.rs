@@ -100,7 +100,9 @@ pub(crate) struct Answer {
     /// The queue wants to know when it has left.
     pub(crate) held: bool,
     /// For how long it has answered no read, ns.
-    pub(crate) dark_for: u64,
+    pub(crate) unread_for: u64,
+    /// For how long it has answered nothing that changes data, ns.
+    pub(crate) unwritten_for: u64,
     /// What was asked for, and the oracle's marks.
     pub(crate) request: Option<(Op, Extent)>,
     /// As in [`Slot`].
@@ -154,6 +156,8 @@ pub(crate) struct Engine {
     turn_due: Vec<bool>,
     /// When each queue has last answered a read, ns.
     has_read_at: Vec<u64>,
+    /// The same of what changes data.
+    has_written_at: Vec<u64>,
     /// Clients may send requests.
     pub(crate) open: bool,
     /// It was told to end.
@@ -221,6 +225,7 @@ impl Engine {
             stumbles: false,
             turn_due: vec![false; usize::from(queues)],
             has_read_at: vec![0; usize::from(queues)],
+            has_written_at: vec![0; usize::from(queues)],
             open: false,
             ends: false,
             stopped: None,
@@ -554,10 +559,14 @@ impl Engine {
                 let (request, read, flush) = (s.request.take(), s.read.take(), s.flush.take());
                 let (writes, instead_of) = (std::mem::take(&mut s.writes), std::mem::take(&mut s.instead_of));
                 let left = s.left;
-                if let (Some((Op::Read, _)), Ok(())) = (request, result) {
-                    self.has_read_at[q] = now;
+                match (request, result) {
+                    (Some((Op::Read, _)), Ok(())) => self.has_read_at[q] = now,
+                    (Some((Op::Write { .. } | Op::WriteZeroes { .. } | Op::Unmap, _)), Ok(())) => {
+                        self.has_written_at[q] = now;
+                    }
+                    _ => {}
                 }
-                let dark_for = now - self.has_read_at[q];
+                let (unread_for, unwritten_for) = (now - self.has_read_at[q], now - self.has_written_at[q]);
                 let answer = Answer {
                     queue: q,
                     slot,
@@ -565,7 +574,8 @@ impl Engine {
                     blocks,
                     data,
                     held,
-                    dark_for,
+                    unread_for,
+                    unwritten_for,
                     request,
                     read,
                     writes,

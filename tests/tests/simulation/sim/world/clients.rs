@@ -173,6 +173,7 @@ impl World {
             self.fail("an answer to no request".into());
             return;
         };
+        let is_late = answer.result == Err(IoError::TimedOut) && self.may_time_out(&answer);
         let (read, flush, writes) = (answer.read, answer.flush, answer.writes);
         let Some(e) = self.engines.get_mut(&number) else { return };
         let (generation, session) = (e.generation, e.session());
@@ -207,7 +208,6 @@ impl World {
                 op == Op::Read && last && self.members().iter().all(|m| self.nodes[*m].disk.reads_rot(range));
             let ends = |e: &Engine| e.stopped.is_some() || e.ends && error == IoError::ShuttingDown;
             let has_stopped = self.engines.get(&number).is_some_and(ends);
-            let is_late = error == IoError::TimedOut && self.may_time_out(answer.dark_for);
             if !(of_the_last_disk || is_rotten || wants_no_space || tells_of_loss || has_stopped || is_late) {
                 self.fail(format!("{op:?} {range} was answered with {error:?}"));
             }

@@ -3,7 +3,7 @@
 //!
 //! All of it in some runs only: all others are as they were without it.
 
-use super::{BLOCK, Extent, MS, Op, Quorum, SECOND, World};
+use super::{Answer, BLOCK, Extent, MS, Op, Quorum, SECOND, World};
 use crate::sim::parts::{HALF, HALVED};
 
 impl World {
@@ -11,6 +11,8 @@ impl World {
         self.in_pieces = self.piece_dice.chance(200);
         if self.piece_dice.chance(150) {
             self.io_timeout = self.piece_dice.between(200 * MS, 3 * SECOND);
+            let ms = self.io_timeout / MS;
+            self.say(|| format!("requests wait for {ms} ms"));
         }
     }
 
@@ -38,10 +40,10 @@ impl World {
         Some(range)
     }
 
-    /// Whether a request may end because nobody serves it, by a queue that has answered no read for so long. Of a majority one may be
-    /// there, and answers as long as the others were heard just before.
-    pub(super) fn may_time_out(&self, dark_for: u64) -> bool {
-        let heard = if self.quorum == Quorum::Majority { datapath::queue::LEASE } else { 0 };
-        self.io_timeout > 0 && dark_for + heard >= self.io_timeout
+    /// Whether a request may end with this answer because nobody serves it: the queue has served nobody for so long. Of a majority one may
+    /// be there that is read from as long as the others are heard, which a rebuild that has not ended suffices for; it changes nothing.
+    pub(super) fn may_time_out(&self, answer: &Answer) -> bool {
+        let dark_for = if self.quorum == Quorum::Majority { answer.unwritten_for } else { answer.unread_for };
+        self.io_timeout > 0 && dark_for >= self.io_timeout
     }
 }
