@@ -3,6 +3,7 @@
 //! All members change at once. What an engine has heard it does, one after the other, whether the one who asked waits or not.
 
 use lh_cluster::agent::AgentError;
+use lh_cluster::api::Quorum;
 use tokio::sync::oneshot;
 
 use control::chain;
@@ -131,7 +132,9 @@ impl State {
         let before = known.holds.replace(holds);
         let is_of = known.volume == volume && known.birth == birth;
         let known = known.clone();
-        if before.is_some() || !is_of {
+        // One that is lost before anybody was told of it is taken again.
+        let may_be_lost = self.volumes.get(volume).is_some_and(|v| v.quorum == Quorum::Unsafe);
+        if before.is_some() && !may_be_lost || !is_of {
             self.wrong(format!("{name} of {volume}, birth {birth}, is taken: {known:?}, before {before:?}"));
         }
         Ok(())

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use lh_cluster::api::Quorum;
 use serde_json::Value;
 
 use crate::api_server::ApiServer;
-use crate::chain::{FOR_CLONE, Layer};
+use crate::chain::{FOR_CLONE, Known, Layer};
 use crate::cluster::{Cluster, TOOK_BACK};
 use crate::engine::Phase;
 use crate::pass;
@@ -255,16 +256,16 @@ fn snapshots(cluster: &Cluster, open: &mut Vec<String>) {
         let is_wanted = known.is_some_and(|k| !k.is_deleted && Some(k.birth) == birth);
         // One that is gone by itself has no resource, but for one that was asked for by that.
         let is_used = !cluster.asked_for(volume).is_empty();
-        let is_left = known.is_some_and(|k| k.is_removed && k.is_unnamed && is_used);
+        let is_gone = known.is_some_and(|k| is_gone(&state, k, name));
+        let is_left = is_gone && is_used && known.is_some_and(|k| k.is_unnamed);
         if !is_wanted || is_left || !resource["metadata"]["deletionTimestamp"].is_null() {
             open.push(format!("snapshot {name} of {volume} is left: {known:?}"));
             continue;
         }
-        let is_removed = known.is_some_and(|k| k.is_removed);
         // Nobody tells of a chain that rests.
-        let is_told = is_used || !is_removed;
+        let is_told = is_used || !is_gone;
         let is_ready = status["readyToUse"] == true;
-        if is_told && (is_ready == is_removed || !is_removed && !has_layer(&state, volume, name)) {
+        if is_told && (is_ready == is_gone || !is_gone && !has_layer(&state, volume, name)) {
             open.push(format!("snapshot {name} of {volume} says of itself {status}, and is {known:?}"));
         }
     }
@@ -278,7 +279,7 @@ fn snapshots(cluster: &Cluster, open: &mut Vec<String>) {
             && was_asked
             && !known.is_deleted
             && !has_resource
-            && !(known.is_unnamed && known.is_removed)
+            && !(known.is_unnamed && is_gone(&state, known, name))
         {
             open.push(format!("snapshot {name} has no resource: {known:?}"));
         }
@@ -297,6 +298,13 @@ fn snapshots(cluster: &Cluster, open: &mut Vec<String>) {
             open.push(format!("{layer:?}, which was for a clone, is left in {place:?}"));
         }
     }
+}
+
+/// True for one that was removed beside its resource, or is lost with what its volume holds: nothing is promised of that where nobody has
+/// to agree.
+fn is_gone(state: &State, known: &Known, name: &str) -> bool {
+    let may_be_lost = state.volumes.get(&known.volume).is_some_and(|v| v.quorum == Quorum::Unsafe);
+    known.is_removed || may_be_lost && known.holds.is_some() && !has_layer(state, &known.volume, name)
 }
 
 /// True if what people would use of a volume has that snapshot.
