@@ -469,3 +469,105 @@ async fn snapshots_of_a_volume_that_was_made_anew_do_not_go_with_the_one_before(
     let s1 = cluster.server.get("snapshots", "s1").expect("it is there");
     assert!(s1["metadata"]["deletionTimestamp"].is_null(), "{s1}");
 }
+
+/// A node that does not lead.
+fn follower(cluster: &Cluster) -> &'static str {
+    let lease = cluster.server.get("leases", "longhorn-manager-leader").unwrap_or_default();
+    let leads = |node: &&&str| lease["spec"]["holderIdentity"] == **node;
+    ["n1", "n2"].iter().find(|node| !leads(node)).expect("one of two does not lead")
+}
+
+fn ask_for_snapshot(cluster: &Cluster, name: &str) {
+    let spec = json!({ "volume": "demo", "createSnapshot": true });
+    let snapshot = json!({ "apiVersion": "longhorn.io/v1beta2", "kind": "Snapshot", "spec": spec });
+    cluster.server.apply("snapshots", name, &snapshot);
+}
+
+fn is_taken(cluster: &Cluster, name: &str) -> bool {
+    cluster.server.get("snapshots", name).is_some_and(|s| s["status"]["readyToUse"] == true)
+}
+
+/// The manager of the engine's node hears late that its volume had gone and was made anew: what it knows is being deleted.
+#[tokio::test]
+async fn a_snapshot_is_removed_before_its_resource_goes_though_its_volume_seems_to_go() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 48).await;
+    cluster.wait("three nodes", |c| nodes_ready(c) >= 3).await;
+    cluster.machine().chains_are_told = true;
+    let here = follower(&cluster);
+    cluster.create_volume();
+    cluster.wait("made", |c| c.volume("state") == "detached").await;
+    cluster.ticket(Some(here));
+    cluster.wait("attached", |c| c.volume("state") == "attached").await;
+    let (_, kept) = cluster.machine().directories.first().cloned().expect("a replica's");
+    cluster.machine().stubborn.insert(kept);
+    cluster.server.delete("volumes", "demo");
+    let rest = |c: &Cluster| c.volume("state") == "deleting" && replicas(c).len() == 1;
+    cluster.wait("nearly all is gone", rest).await;
+    cluster.server.hold_news_of(here, "volumes");
+    cluster.machine().stubborn.clear();
+    cluster.wait("gone", |c| c.server.all("volumes").is_empty()).await;
+    cluster.machine().generations.clear();
+    cluster.create_volume();
+    cluster.wait("made anew", |c| c.volume("state") == "detached").await;
+    cluster.ticket(Some(here));
+    cluster.wait("attached anew", |c| c.volume("state") == "attached").await;
+    ask_for_snapshot(&cluster, "s1");
+    cluster.wait("taken", |c| is_taken(c, "s1")).await;
+    cluster.server.delete("snapshots", "s1");
+    tokio::time::sleep(LONG).await;
+    let is_there = cluster.server.get("snapshots", "s1").is_some();
+    assert!(is_there || cluster.machine().snapshots.is_empty(), "its resource has gone before it");
+    cluster.server.hold_news(None);
+    cluster.wait("gone", |c| c.server.all("snapshots").is_empty()).await;
+    assert!(cluster.machine().snapshots.is_empty());
+}
+
+/// The manager of the engine's node hears late that a snapshot had gone, and was taken anew while the volume was elsewhere.
+#[tokio::test]
+async fn a_snapshot_that_was_taken_anew_is_not_removed_for_the_one_before() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 49).await;
+    cluster.attached_volume().await;
+    cluster.machine().chains_are_told = true;
+    ask_for_snapshot(&cluster, "s1");
+    cluster.wait("taken", |c| is_taken(c, "s1")).await;
+    // That it is deleted is heard, and that it has gone is not.
+    cluster.server.fix("snapshots", "s1");
+    cluster.server.delete("snapshots", "s1");
+    cluster.wait("removed", |c| c.machine().snapshots.is_empty()).await;
+    cluster.server.hold_news_of("n1", "snapshots");
+    cluster.server.fix("snapshots", "none");
+    cluster.wait("gone", |c| c.server.all("snapshots").is_empty()).await;
+    cluster.ticket(Some("n2"));
+    ask_for_snapshot(&cluster, "s1");
+    cluster.wait("taken elsewhere", |c| is_taken(c, "s1")).await;
+    cluster.ticket(Some("n1"));
+    let is_back = |c: &Cluster| c.volume("state") == "attached" && c.volume("currentNodeID") == "n1";
+    cluster.wait("back", is_back).await;
+    tokio::time::sleep(LONG).await;
+    assert!(cluster.machine().snapshots.contains("s1"), "nobody has deleted it");
+}
+
+/// Whoever takes snapshots hears late that nobody wants one any more.
+#[tokio::test]
+async fn a_snapshot_whose_resource_has_gone_is_not_taken() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 50).await;
+    cluster.wait("three nodes", |c| nodes_ready(c) >= 3).await;
+    cluster.machine().chains_are_told = true;
+    cluster.create_volume();
+    cluster.wait("made", |c| c.volume("state") == "detached").await;
+    let nodes = ["n1", "n2", "n3"].map(str::to_owned);
+    cluster.machine().away.extend(nodes);
+    ask_for_snapshot(&cluster, "s1");
+    tokio::time::sleep(LONG).await;
+    cluster.server.hold_news(Some("snapshots"));
+    cluster.server.delete("snapshots", "s1");
+    assert!(cluster.server.get("snapshots", "s1").is_none(), "nobody has begun with it");
+    cluster.machine().away.clear();
+    cluster.ticket(Some("n1"));
+    cluster.wait("attached", |c| c.volume("state") == "attached").await;
+    tokio::time::sleep(LONG).await;
+    assert!(cluster.machine().snapshots.is_empty(), "it was taken");
+    cluster.server.hold_news(None);
+    tokio::time::sleep(LONG).await;
+    assert!(cluster.server.all("snapshots").is_empty() && cluster.machine().snapshots.is_empty());
+}

@@ -117,9 +117,10 @@ fn is_another(snapshot: &Snapshot) -> bool {
     never_seen(snapshot) && !matches!(refusal, Some(Refusal::NotFrozen(_)))
 }
 
-/// True for a resource that took no snapshot, and named one that was there.
+/// True for a resource that took no snapshot, and named one that was there: somebody has told of that, or made the resource for it.
 fn named_what_was_there(snapshot: &Snapshot) -> bool {
-    !snapshot.spec.create_snapshot && snapshot.status.as_ref().is_some_and(|s| !s.creation_time.is_empty())
+    let was_seen = snapshot.status.as_ref().is_some_and(|s| !s.creation_time.is_empty());
+    !snapshot.spec.create_snapshot && (was_seen || unnamed::is_named(snapshot))
 }
 
 fn serves(engine: Option<&Engine>) -> bool {
@@ -411,6 +412,19 @@ mod tests {
         engine.status.as_mut().unwrap().waiting_for = "its replicas".into();
         let (actions, _) = decide(&snapshot, Some(&volume), Some(&engine));
         assert!(!actions.contains(&Action::Forget), "{actions:?}");
+    }
+
+    /// Seen in the simulation (seed 822): a snapshot that nobody had named went before the first look at the resource that was made for
+    /// it, which stayed and said that the volume has none of this name.
+    #[test]
+    fn a_resource_that_a_manager_made_goes_with_its_snapshot_though_nobody_has_told_of_it() {
+        let (volume, engine) = (volume(), engine(InstanceState::Running, &[("s1", false)]));
+        let made = unnamed::unnamed(&volume, &engine, |_| false);
+        let [made] = &made[..] else { panic!("{made:?}") };
+        let (actions, _) = decide(made, Some(&volume), Some(&engine));
+        assert!(matches!(&actions[..], [Action::SetStatus(status)] if status.ready_to_use), "{actions:?}");
+        let without = self::engine(InstanceState::Running, &[]);
+        assert_eq!(decide(made, Some(&volume), Some(&without)).0, [Action::Forget]);
     }
 
     #[test]

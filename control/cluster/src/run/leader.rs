@@ -14,6 +14,7 @@ use super::key::{create_key, key_secret};
 use super::lead::Lead;
 use super::processes::engines_of;
 use super::queue::Outcome;
+use super::snapshots::confirm_volume_goes;
 use super::{Context, capacity};
 use crate::api::{
     AttachmentTicket, Engine, Node, Replica, Setting, SettingStatus, Snapshot, TicketType, Volume,
@@ -369,6 +370,7 @@ pub(super) async fn snapshot(context: &Context, lead: &Lead, name: &str) -> Done
     let volume_stays = volume.as_ref().is_some_and(|v| v.metadata.deletion_timestamp.is_none());
     let observed = observed(context, &snapshot, volume.as_deref());
     if !volume_stays && snapshot::plan(&observed).contains(&snapshot::Action::RemoveFinalizer) {
+        confirm_volume_goes(context, &snapshot.spec.volume).await?;
         forget(context, snapshot.as_ref()).await?;
     }
     Ok(Outcome::Done)

@@ -9,7 +9,7 @@ use kube::api::ListParams;
 
 use super::Context;
 use super::cache::Key;
-use super::desk::Done;
+use super::desk::{Done, ReconcileError};
 use super::processes::SOON;
 use super::queue::Outcome;
 use crate::agent::AgentError;
@@ -49,6 +49,9 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
     let Some(engine) = pair(&volume, engines.iter().map(Arc::as_ref)).0 else { return Ok(Outcome::Done) };
     let engine_name = engine.name_any();
     let goes = resource.metadata.deletion_timestamp.is_some();
+    if goes && volume.metadata.deletion_timestamp.is_some() {
+        confirm_volume_goes(context, &resource.spec.volume).await?;
+    }
     let in_use = goes && being_copied(context, &resource.spec.volume).await?.contains(name);
     let actions = snapshot::plan(&snapshot::Observed {
         snapshot: &resource,
@@ -64,7 +67,11 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
         tracing::debug!(snapshot = name, ?action, "snapshot");
         match action {
             snapshot::Action::AddFinalizer => {
-                version = context.desk.set_finalizer(resource.as_ref(), true).await?
+                version = context.desk.set_finalizer(resource.as_ref(), true).await?;
+                if version.is_none() {
+                    // It was deleted before anybody had begun with it, and news of that is late: it is not to be taken.
+                    return Ok(Outcome::Done);
+                }
             }
             snapshot::Action::RemoveFinalizer => {
                 version = context.desk.set_finalizer(resource.as_ref(), false).await?;
@@ -88,6 +95,9 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
                 outcome = Outcome::Again(SOON);
             }
             snapshot::Action::Remove => {
+                if goes {
+                    confirm_goes(context, &resource).await?;
+                }
                 context.agent.remove_snapshot(&engine_name, name).await?;
                 context.news.tell([Key::Engine(engine_name.clone())]);
                 outcome = Outcome::Again(SOON);
@@ -105,6 +115,23 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
         }
     }
     Ok(outcome)
+}
+
+/// A snapshot is removed only if the API server itself has its resource, and as one that goes: it may have been taken anew elsewhere, which
+/// is heard late.
+async fn confirm_goes(context: &Context, resource: &Snapshot) -> Done {
+    let fresh = context.desk.api::<Snapshot>().get_opt(&resource.name_any()).await?;
+    let is_it =
+        |fresh: Snapshot| fresh.uid() == resource.uid() && fresh.metadata.deletion_timestamp.is_some();
+    if fresh.is_some_and(is_it) { Ok(()) } else { Err(ReconcileError::Stale) }
+}
+
+/// What is of a volume that goes is let go of only if the API server itself has no volume of its name that stays: it may have been made
+/// anew, which is heard late.
+pub(super) async fn confirm_volume_goes(context: &Context, volume: &str) -> Done {
+    let fresh = context.desk.api::<Volume>().get_opt(volume).await?;
+    let goes = fresh.is_none_or(|fresh| fresh.metadata.deletion_timestamp.is_some());
+    if goes { Ok(()) } else { Err(ReconcileError::Stale) }
 }
 
 /// Notes that the engine refused a snapshot: whoever waits for it hears so at once.

@@ -43,8 +43,8 @@ struct State {
     fixed: Option<(&'static str, &'static str)>,
     /// Requests for this kind are never answered, nor carried out.
     swallowed: Option<&'static str>,
-    /// Watches of this kind tell nothing for now.
-    held: Option<&'static str>,
+    /// Watches of this kind tell nothing for now, those of this client or all.
+    held: Option<(&'static str, Option<String>)>,
     /// How many objects of each kind were given at once at most.
     at_once: BTreeMap<String, usize>,
     /// Requests and answers, and what watches tell, take up to so many milliseconds each.
@@ -264,8 +264,16 @@ impl ApiServer {
 
     /// Until the next call watches of this kind tell nothing, and then all of it.
     pub(crate) fn hold_news(&self, resource: Option<&'static str>) {
-        let mut state = self.state();
-        state.held = resource;
+        self.hold(resource.map(|resource| (resource, None)));
+    }
+
+    /// The same of one client's watches alone.
+    pub(crate) fn hold_news_of(&self, client: &str, resource: &'static str) {
+        self.hold(Some((resource, Some(client.to_owned()))));
+    }
+
+    fn hold(&self, held: Option<(&'static str, Option<String>)>) {
+        self.state().held = held;
         self.news.notify_waiters();
     }
 
@@ -578,11 +586,10 @@ impl ApiServer {
             let news = self.news.notified();
             let (changes, ends): (Vec<String>, bool) = {
                 let mut state = self.state();
-                let upto = if state.held.is_some_and(|held| held == target.resource) {
-                    version
-                } else {
-                    state.version
-                };
+                let is_held = state.held.as_ref().is_some_and(|(kind, whose)| {
+                    *kind == target.resource && whose.as_ref().is_none_or(|whose| *whose == who)
+                });
+                let upto = if is_held { version } else { state.version };
                 let of_kind = state.after(version).iter().filter(|c| c.resource == target.resource);
                 let newer = of_kind.filter(|c| c.version <= upto);
                 let lines: Vec<String> = newer

@@ -443,7 +443,7 @@ impl Cluster {
             clock: Clock::default(),
         };
         let (stop, stopped) = oneshot::channel();
-        let client = self.server.client();
+        let client = self.server.client_of(node);
         let manager = tokio::spawn(async move {
             run(options, client, Arc::new(agent), async { drop(stopped.await) })
                 .await

@@ -8,6 +8,15 @@ use crate::api::{Engine, Snapshot, SnapshotSpec, Volume};
 use crate::kubernetes::may_be_a_name;
 use crate::plan::VOLUME_LABEL;
 
+/// The annotation of such a resource. It goes with its snapshot, also where that went before anybody had told of it; one that somebody
+/// made by hand, and mistyped, stays and says so.
+const NAMED: &str = "longhorn.io/named-by-manager";
+
+/// True for a resource that a manager made for a snapshot that was there.
+pub(super) fn is_named(snapshot: &Snapshot) -> bool {
+    snapshot.annotations().contains_key(NAMED)
+}
+
 /// The resources to be made for a volume whose engine runs here. `is_taken`: there is a snapshot of that name already, of
 /// whichever volume: names are the cluster's.
 pub fn unnamed(volume: &Volume, engine: &Engine, is_taken: impl Fn(&str) -> bool) -> Vec<Snapshot> {
@@ -29,6 +38,7 @@ fn naming(volume: &Volume, name: &str) -> Snapshot {
     let spec = SnapshotSpec { volume: of.clone(), create_snapshot: false, ..SnapshotSpec::default() };
     let mut snapshot = Snapshot::new(name, spec);
     snapshot.labels_mut().insert(VOLUME_LABEL.to_owned(), of);
+    snapshot.annotations_mut().insert(NAMED.to_owned(), "true".to_owned());
     snapshot.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
     snapshot
 }
@@ -63,6 +73,7 @@ mod tests {
         assert_eq!((&made[0].spec, made.len()), (&spec, 1));
         assert_eq!(made[0].labels()["longhornvolume"], "v");
         assert_eq!(made[0].finalizers(), ["longhorn.io"]);
+        assert!(is_named(&made[0]));
         assert!(made[0].owner_references().is_empty(), "it does not go with a UID");
     }
 
