@@ -92,6 +92,16 @@ pub(crate) fn check_file_system(fs_type: &str) -> Result<(), Refused> {
     Err(Refused::Argument(format!("file system {fs_type:?} is not made here: {}", FILE_SYSTEMS.join(", "))))
 }
 
+const fn least(xfs: bool) -> u64 {
+    if xfs { SMALLEST_XFS } else { SMALLEST }
+}
+
+/// The largest volume that so many bytes are room for, of those that can be asked for ([`size`]); 0: none.
+pub(crate) const fn largest(room: u64, xfs: bool) -> u64 {
+    let whole = room - room % PIECE;
+    if whole < least(xfs) { 0 } else { whole }
+}
+
 /// The size of a volume for a range: the least that is required, rounded up.
 pub(crate) fn size(range: Option<CapacityRange>, xfs: bool) -> Result<u64, Refused> {
     let range = range.unwrap_or_default();
@@ -105,7 +115,7 @@ pub(crate) fn size(range: Option<CapacityRange>, xfs: bool) -> Result<u64, Refus
             "the size limit {limit} is below the required size {required}"
         )));
     }
-    let least = if xfs { SMALLEST_XFS } else { SMALLEST };
+    let least = least(xfs);
     let size = required.max(least).checked_next_multiple_of(PIECE);
     let size = size.filter(|size| i64::try_from(*size).is_ok());
     let Some(size) = size else { return Err(Refused::Range(format!("{required} bytes are too many"))) };

@@ -430,6 +430,22 @@ async fn a_volume_that_is_larger_than_what_it_is_made_of_grows_once_it_holds_tha
     );
 }
 
+/// To Kubernetes' provisioner a refused request has made nothing, so that nobody would delete what it has made.
+#[tokio::test]
+async fn a_clone_whose_growth_is_refused_is_not_left() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    cluster.create(wish("v", 64)).await.unwrap();
+    let volume = Source::Volume(VolumeSource { volume_id: "v".to_owned() });
+    let clone = CreateVolumeRequest {
+        volume_content_source: Some(VolumeContentSource { r#type: Some(volume) }),
+        ..wish("clone", 128)
+    };
+    // As the managers' webhook does it, which may know of more than the driver.
+    cluster.server.fix("volumes", "clone");
+    assert_eq!(cluster.create(clone).await, Err(Code::OutOfRange));
+    assert!(cluster.server.get("volumes", "clone").is_none());
+}
+
 #[tokio::test]
 async fn a_clone_of_a_snapshot_from_before_its_volume_grew_is_as_large_as_the_volume() {
     let cluster = Cluster::with_patience(IN_VAIN, 0, no_snapshots()).await;
@@ -676,14 +692,13 @@ async fn a_volume_grows_only_where_its_replicas_have_room() {
     assert_eq!(size(), json!((200 * MIB).to_string()));
 }
 
-#[tokio::test]
-async fn the_room_of_a_node_is_told_by_the_label_that_it_has() {
-    let cluster = Cluster::start(0, no_snapshots()).await;
+/// Gives nodes disks of so many bytes.
+fn give_disks(cluster: &Cluster, nodes: &[(&str, i64)]) {
     let holds = |kind: &str| json!({ "type": kind, "status": "True" });
     let conditions = json!([holds("Ready"), holds("Schedulable")]);
-    for (node, mib) in [("n1", 100), ("n2", 200)] {
+    for (node, bytes) in nodes {
         let disk = json!({
-            "diskUUID": node, "storageMaximum": mib * MIB, "storageAvailable": mib * MIB, "conditions": conditions,
+            "diskUUID": node, "storageMaximum": bytes, "storageAvailable": bytes, "conditions": conditions,
         });
         let resource = json!({
             "spec": { "allowScheduling": true, "disks": { "d": { "path": "/d", "allowScheduling": true } } },
@@ -691,6 +706,12 @@ async fn the_room_of_a_node_is_told_by_the_label_that_it_has() {
         });
         cluster.server.apply("nodes", node, &resource);
     }
+}
+
+#[tokio::test]
+async fn the_room_of_a_node_is_told_by_the_label_that_it_has() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    give_disks(&cluster, &[("n1", 100 * MIB), ("n2", 200 * MIB)]);
     let labels = json!({ "kubernetes.io/hostname": "host-of-n1" });
     cluster.server.apply("core/nodes", "n1", &json!({ "metadata": { "labels": labels } }));
     let room = async |host: &str| {
@@ -704,6 +725,26 @@ async fn the_room_of_a_node_is_told_by_the_label_that_it_has() {
     };
     for (host, mib) in [("host-of-n1", 100), ("n2", 200), ("nobody", 0)] {
         assert_eq!(room(host).await, mib, "{host}");
+    }
+}
+
+/// The scheduler sends a pod to a node that tells of room for its volume, and a volume has whole pieces and a least size.
+#[tokio::test]
+async fn the_largest_volume_that_is_told_of_is_one_that_can_be_had() {
+    for (bytes, file_system, largest) in [
+        (400 * MIB, "ext4", 400 * MIB),
+        (402 * MIB - 1, "ext4", 400 * MIB),
+        (402 * MIB - 1, "xfs", 400 * MIB),
+        (299 * MIB, "xfs", 0),
+        (10 * MIB, "ext4", 10 * MIB),
+        (10 * MIB - 1, "ext4", 0),
+    ] {
+        let cluster = Cluster::start(0, no_snapshots()).await;
+        give_disks(&cluster, &[("n1", bytes)]);
+        let parameters = words(&[("fsType", file_system)]);
+        let request = proto::GetCapacityRequest { parameters, ..Default::default() };
+        let told = cluster.controller().get_capacity(request).await.unwrap().into_inner();
+        assert_eq!(told.maximum_volume_size, Some(largest), "{bytes} bytes for {file_system}");
     }
 }
 

@@ -78,7 +78,11 @@ impl ControllerService {
             return Err(Refused::Range(why));
         }
         let patch = json!({ "spec": { "size": Int64Text::of_bytes(bytes) } });
-        self.cluster.change::<Volume>(id, &patch).await
+        match self.cluster.change::<Volume>(id, &patch).await {
+            // The managers' webhook may know of more than was seen here.
+            Err(Refused::Argument(why)) => Err(Refused::Range(why)),
+            done => done,
+        }
     }
 
     /// Waits until the running engine serves so many bytes, or says for a while that it cannot.

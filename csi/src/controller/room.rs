@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::ControllerService;
 use crate::proto::csi::{GetCapacityRequest, GetCapacityResponse};
-use crate::{Refused, node, parameters};
+use crate::{Refused, capability, node, parameters};
 
 /// How old what is told may be.
 const AGE: Duration = Duration::from_secs(5);
@@ -48,9 +48,10 @@ impl ControllerService {
         };
         let (sum, largest) = room(&disks.settings, &disks.picture, &spec, used_on.as_deref());
         let bytes = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+        let is_xfs = request.parameters.get("fsType").is_some_and(|kind| kind == "xfs");
         Ok(GetCapacityResponse {
             available_capacity: bytes(sum),
-            maximum_volume_size: Some(bytes(largest)),
+            maximum_volume_size: Some(bytes(capability::largest(largest, is_xfs))),
             minimum_volume_size: None,
         })
     }
