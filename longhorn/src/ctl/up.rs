@@ -222,9 +222,10 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
         );
     }
     kernel::check(wanted)?;
-    // The record would keep it, whatever becomes of the engine; and an engine that ends for it says so only in its log.
-    if let Some(address) = listen.or(wanted.usual_address()).filter(|_| !is_up) {
-        check_free(address)?;
+    // The record would keep it, whatever becomes of the engine. One that it has already may be there again soon, as when a host has just
+    // begun: its engine tries again.
+    if let Some(address) = listen.filter(|_| listen != record.listen) {
+        can_be_had(address)?;
     }
     let before = record.clone();
     (record.frontend, record.listen, record.io_timeout_seconds) = (frontend, listen, io_timeout);
