@@ -142,6 +142,8 @@ struct Replica {
     learner: bool,
     /// It was told to be a learner when this engine began: it may have come in sync before, which nobody has noted.
     noted_learner: bool,
+    /// Starts of this engine that began again because it was lost.
+    spoilt: u32,
     /// No rebuild before this time, and how long the next failure makes it wait.
     rebuild_at: u64,
     backoff: u64,
@@ -161,6 +163,7 @@ impl Replica {
             thorough: false,
             learner: config.learner,
             noted_learner: config.learner,
+            spoilt: 0,
             rebuild_at: 0,
             backoff: 0,
             last_error: None,
@@ -556,6 +559,11 @@ impl Conductor {
             Quorum::Majority if sabotaged!(self, half_suffices) => self.counted().len().div_ceil(2),
             Quorum::Majority => self.counted().len() / 2 + 1,
         }
+    }
+
+    /// These can go on: one that learns is none of those who are enough.
+    fn are_enough(&self, members: MemberSet) -> bool {
+        members.and(self.counted()).len() >= self.members_min()
     }
 
     fn names_of(&self, members: MemberSet) -> Vec<String> {

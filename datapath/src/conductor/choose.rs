@@ -19,6 +19,8 @@ use crate::message::{MemberId, MemberSet};
 pub(super) struct Candidate<'a> {
     pub(super) id: MemberId,
     pub(super) name: &'a str,
+    /// It decides. A learner does not, but is a member of the epoch that those have recorded who do, if that says so.
+    pub(super) counts: bool,
     pub(super) state: Option<&'a ReplicaState>,
 }
 
@@ -48,7 +50,7 @@ pub(super) struct Start {
 }
 
 /// Chooses, for an engine of the generation `own`. `authority` is `None` until the authority has answered; it is not asked with other
-/// quorums than `Any`. `majority`: more than half of the candidates, which is asked for with `Majority` alone.
+/// quorums than `Any`. `majority`: more than half of the candidates that count, which is asked for with `Majority` alone.
 pub(super) fn choose(
     quorum: Quorum,
     own: Generation,
@@ -102,20 +104,20 @@ fn by_all_members(own: Generation, candidates: &[Candidate<'_>], why: &str) -> C
 /// then the volume begins once more, with all of them. With those alone that have heard of it the others would be filled, one would record
 /// the epoch with it before the others do, and fewer than a majority would ever tell one.
 fn by_majority(own: Generation, majority: u32, candidates: &[Candidate<'_>]) -> Choice {
-    let Some(epoch) = newest(candidates) else { return first_start(candidates) };
-    let told = candidates.iter().filter(|c| c.state.is_some_and(|s| s.epoch.is_some())).count();
+    let mut counted: Vec<Candidate<'_>> = candidates.iter().copied().filter(|c| c.counts).collect();
+    let Some(epoch) = newest(&counted) else { return first_start(&counted) };
+    let told = counted.iter().filter(|c| c.state.is_some_and(|s| s.epoch.is_some())).count();
     let need = usize::try_from(majority).unwrap_or(usize::MAX);
-    let is_first = epoch.counter == 0 && candidates.iter().all(|c| c.state.is_some_and(|s| !s.imported));
+    let is_first = epoch.counter == 0 && counted.iter().all(|c| c.state.is_some_and(|s| !s.imported));
     if told < need && is_first {
         // Who has heard of it was there when the volume was begun.
-        let mut in_order = candidates.to_vec();
-        in_order.sort_by_key(|c| c.state.is_none_or(|s| s.epoch.is_none()));
-        return equal_ones(&in_order);
+        counted.sort_by_key(|c| c.state.is_none_or(|s| s.epoch.is_none()));
+        return equal_ones(&counted);
     }
     if told < need {
         let empty = |c: &&Candidate<'_>| c.state.is_some_and(|s| s.epoch.is_none());
-        let empty: Vec<&str> = candidates.iter().filter(empty).map(|c| c.name).collect();
-        let why = format!("{told} replicas are here, {need} of {} are needed", candidates.len());
+        let empty: Vec<&str> = counted.iter().filter(empty).map(|c| c.name).collect();
+        let why = format!("{told} replicas are here, {need} of {} are needed", counted.len());
         return Choice::Wait(match empty.as_slice() {
             [] => why,
             empty => format!("{why}; without any record of the volume: {}", empty.join(", ")),
@@ -134,7 +136,7 @@ fn start_from(epoch: &Epoch, candidates: &[Candidate<'_>], holds: impl Fn(&Repli
         })
         .map(|c| c.id)
         .collect();
-    if members.is_empty() {
+    if !candidates.iter().any(|c| c.counts && members.has(c.id)) {
         return Choice::Wait(format!("no member of the epoch is here: {}", missing(epoch, candidates)));
     }
     let heard = candidates.iter().filter(in_epoch).filter(|c| c.state.is_some()).count();
@@ -143,7 +145,7 @@ fn start_from(epoch: &Epoch, candidates: &[Candidate<'_>], holds: impl Fn(&Repli
         members,
         recorded: recorded_by(members, candidates).min(Some(epoch.order())),
         complete: candidates.iter().filter(in_epoch).all(|c| c.state.is_some()),
-        unfenced: heard < epoch.members.len() || candidates.iter().any(|c| c.state.is_none()),
+        unfenced: heard < epoch.members.len() || candidates.iter().any(|c| c.counts && c.state.is_none()),
     })
 }
 
@@ -342,6 +344,7 @@ mod tests {
             .map(|(i, (name, state))| Candidate {
                 id: MemberId(u8::try_from(i).unwrap()),
                 name,
+                counts: true,
                 state: state.as_ref(),
             })
             .collect();

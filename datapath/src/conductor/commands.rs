@@ -142,8 +142,7 @@ impl Conductor {
             return Err(CommandError::NotOpen(self.name(member).to_owned()));
         }
         let is_member = matches!(self.replica(member).role, Role::Member(_));
-        let left = self.serving().without(member).len();
-        if is_member && left < self.members_min() {
+        if is_member && !self.are_enough(self.serving().without(member)) {
             return Err(CommandError::Needed(self.name(member).to_owned()));
         }
         if self.is_only_source(member) {

@@ -82,7 +82,7 @@ impl Conductor {
     fn has_come_back_unwanted(&self, member: MemberId) -> bool {
         let replica = self.replica(member);
         let serves = replica.unwanted && matches!(replica.role, Role::Member(Seat::Serving));
-        let spare = self.serving().without(member).len() >= self.members_min();
+        let spare = self.are_enough(self.serving().without(member));
         serves && self.is_calm() && spare && !self.is_only_source(member)
     }
 
@@ -132,7 +132,7 @@ impl Conductor {
 
     /// A queue wants the member out.
     pub(super) fn on_failed(&mut self, member: MemberId, fault: Fault) {
-        let spare = self.serving().without(member).len() >= self.members_min();
+        let spare = self.are_enough(self.serving().without(member));
         let needed =
             matches!(self.replica(member).role, Role::Member(_)) && !spare || self.is_only_source(member);
         if needed && matches!(fault, Fault::Slow | Fault::NoSpace) {
@@ -160,7 +160,10 @@ impl Conductor {
         let before = std::mem::replace(&mut replica.role, seat);
         self.forget_answers_of(member);
         match before {
-            Role::Member(_) if !stays => self.begin_again(),
+            Role::Member(_) if !stays => {
+                self.replica_mut(member).spoilt += 1;
+                self.begin_again();
+            }
             Role::Joining(_) => self.set_back(member),
             _ => {}
         }

@@ -42,7 +42,7 @@ impl Conductor {
         if !matches!(self.phase, Phase::Running) || !self.serves() {
             return false;
         }
-        let too_few = self.serving().len() < self.members_min();
+        let too_few = !self.are_enough(self.serving());
         match (&self.outage, too_few) {
             (None, false) => false,
             (None, true) => {
@@ -123,7 +123,7 @@ impl Conductor {
         // Whoever is being looked at may be the one that has everything, and is lost itself if that takes too long.
         let answering = !self.linked(still_away).is_empty();
         let changing = self.change.is_some() || self.store.is_some();
-        if self.serving().or(ready).len() < self.members_min() || changing {
+        if !self.are_enough(self.serving().or(ready)) || changing {
             return false;
         }
         let now = self.now;

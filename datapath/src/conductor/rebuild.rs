@@ -279,7 +279,7 @@ impl Conductor {
         }
         let (size, chain, base) = (theirs.size, theirs.chain.clone(), own.epoch.clone());
         // Before enough are there nothing was made equal.
-        let settled = self.serving().len() >= self.members_min();
+        let settled = self.are_enough(self.serving());
         let mut plan = plan(own, theirs, trusting, settled);
         if forgets {
             plan.own.clear();

@@ -26,8 +26,9 @@ const PIECE: u64 = lh_wire::MAX_DATA as u64;
 /// whoever uses it waits for them.
 const AT_ONCE: u32 = crate::queue::JOB_SLOTS as u32;
 
-/// How often copies may fail without a member being blamed by its queue. Then the one that they failed on is put out: it answers,
-/// but not this. What fails at once has failed once, however many were on their way: a disk may be full for a moment.
+/// How often copies may fail, all of them or those of one chunk, without a member being blamed by its queue. Then the one that they failed
+/// on is put out, if it can be spared: it answers, but not this. What fails at once has failed once, however many were on their way: a disk
+/// may be full for a moment.
 const FAILURES_MAX: u32 = 5;
 
 /// Ranges in doubt that are being made equal.
@@ -54,6 +55,7 @@ pub(super) struct Doubt {
     begun: BTreeSet<u64>,
     /// Chunks that requests wait for, first come first served.
     wanted: VecDeque<u64>,
+    /// Since a copy has ended well.
     failures: u32,
     retry_at: u64,
     /// What of a loss in these chunks has been told: no flush ends before they are equal.
@@ -97,6 +99,8 @@ struct Chunk {
     flying: u32,
     /// Something failed or changed since it was begun: to be done again from the start.
     spoilt: bool,
+    /// How often that was for a copy that failed. Copies of its other parts may end well each time.
+    failures: u32,
 }
 
 impl Doubt {
@@ -131,21 +135,23 @@ impl Doubt {
         self.of_begun().find(|(_, c)| finished(c)).map(|(n, _)| n)
     }
 
-    /// The chunk to go on with: a wanted one, else one that is begun, else the first.
+    /// The chunk to go on with: a wanted one, else one that is begun, else the first. Those of which copies have failed come last: who
+    /// alone has what others lost gives first what it can.
     fn next_chunk(&self) -> Option<u64> {
         let open = |c: &Chunk| {
             if c.spoilt { c.flying == 0 } else { c.left.as_ref().is_none_or(|left| !left.is_empty()) }
         };
+        let sound = |c: &Chunk| c.failures == 0 && open(c);
         let wanted = self.wanted.iter().find(|n| self.chunks.get(n).is_some_and(open)).copied();
-        let begun = || self.of_begun().find(|(_, c)| open(c)).map(|(n, _)| n);
-        let first = || self.chunks.iter().find(|(_, c)| open(c)).map(|(n, _)| *n);
-        wanted.or_else(begun).or_else(first)
+        let begun = |which: &dyn Fn(&Chunk) -> bool| self.of_begun().find(|(_, c)| which(c)).map(|(n, _)| n);
+        let first = || self.chunks.iter().find(|(_, c)| sound(c)).map(|(n, _)| *n);
+        wanted.or_else(|| begun(&sound)).or_else(first).or_else(|| begun(&open))
     }
 
     /// It is copied from the start.
     fn begin(&mut self, number: u64, left: Vec<(Option<LayerRef>, Extent)>) {
         if let Some(c) = self.chunks.get_mut(&number) {
-            *c = Chunk { left: Some(left), dead: c.dead, owed: c.owed, ..Chunk::default() };
+            *c = Chunk { left: Some(left), flying: 0, spoilt: false, ..*c };
             self.begun.insert(number);
         }
     }
@@ -219,9 +225,8 @@ impl Conductor {
     /// Copies a range from the best source among the members to all others.
     fn equalise(&mut self, purpose: JobFor, layer: Option<LayerRef>, range: Extent, dead: Dead) {
         let members = self.serving();
-        let powered =
-            if sabotaged!(self, power_unasked) { MemberSet::EMPTY } else { members.minus(dead.unpowered) };
-        let best = [members.minus(dead.all), powered, self.longest_powered(members), members];
+        let best =
+            [members.minus(dead.all), self.kept_all(members, dead), self.longest_powered(members), members];
         let Some(source) = best.into_iter().find_map(|of| self.nearest(of)) else { return };
         let merged = self.may_have_folded(members) && !sabotaged!(self, repair_by_layer);
         // What is merged becomes the layer's own on all of them, on who is being filled, too: one that holds less in this layer
@@ -245,6 +250,17 @@ impl Conductor {
                 repair: false,
             },
         );
+    }
+
+    /// Those who hold everything that was answered.
+    fn kept_all(&self, members: MemberSet, dead: Dead) -> MemberSet {
+        if sabotaged!(self, power_unasked) { MemberSet::EMPTY } else { members.minus(dead.unpowered) }
+    }
+
+    /// Any of these may be the source for the others: they hold everything that was answered, or lost the least of it.
+    pub(super) fn best_of(&self, members: MemberSet) -> MemberSet {
+        let best = [self.kept_all(members, self.dead_of(members)), self.longest_powered(members)];
+        best.into_iter().find(|set| !set.is_empty()).unwrap_or(members)
     }
 
     /// Of those who lost something with their hosts' power, who has had that again for longest.
@@ -419,7 +435,7 @@ impl Conductor {
             return false;
         }
         // With too few members the start may begin again with one more, which nobody was made equal to.
-        if self.serving().len() < self.members_min() {
+        if !self.are_enough(self.serving()) {
             return false;
         }
         self.doubt.after.clear();
@@ -525,21 +541,27 @@ impl Conductor {
             | JobResult::Failed { .. }
             | JobResult::Compared { .. }
             | JobResult::Verified(_) => {
-                chunk.spoilt = true;
+                chunk.failures += u32::from(!std::mem::replace(&mut chunk.spoilt, true));
+                self.doubt.failures += u32::from(self.doubt.retry_at <= self.now);
+                let often = chunk.failures.max(self.doubt.failures) > FAILURES_MAX;
                 // Whatever it failed for, the next attempt is by what is there then.
                 self.doubt.view.reset();
-                self.doubt.failures += u32::from(self.doubt.retry_at <= self.now);
                 self.doubt.retry_at = self.now.saturating_add(self.config.limits.retry_ns);
-                let often = self.doubt.failures > FAILURES_MAX;
-                match result {
-                    // Clients do not wait for who only is being filled.
-                    JobResult::Failed { member } if often || self.filling().has(member) => {
-                        self.lose(member, "copies fail on it");
-                    }
-                    _ => {}
+                let JobResult::Failed { member } = result else { return };
+                // Clients do not wait for who only is being filled.
+                if self.filling().has(member) || often && self.can_be_spared(member) {
+                    // Whoever is asked from now on is another one.
+                    self.doubt.failures = 0;
+                    self.doubt.chunks.values_mut().for_each(|chunk| chunk.failures = 0);
+                    self.lose(member, "copies fail on it");
                 }
             }
         }
+    }
+
+    /// The others are enough, and have all that this one has.
+    fn can_be_spared(&self, member: MemberId) -> bool {
+        self.are_enough(self.serving().without(member)) && !self.is_only_source(member)
     }
 
     /// A replica has told its state. What a serving member marks is kept to be taken back after a flush, what it calls
@@ -633,6 +655,26 @@ mod tests {
             doubt.remove(n);
         }
         assert!(began.elapsed() < std::time::Duration::from_secs(60), "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn a_chunk_that_cannot_be_copied_waits_for_all_others() {
+        let chunks: BTreeMap<u64, Chunk> = (0..3).map(|n| (n, Chunk::default())).collect();
+        let mut doubt = Doubt { chunks, ..Doubt::default() };
+        for n in [0, 1, 2] {
+            assert_eq!(doubt.next_chunk(), Some(n));
+            doubt.begin(n, vec![(None, Extent::new(0, PIECE))]);
+            if n == 0 {
+                doubt.chunks.entry(n).and_modify(|c| (c.failures, c.spoilt) = (1, true));
+            } else {
+                assert_eq!(doubt.next_chunk(), Some(n), "it goes on with what is begun");
+                doubt.remove(n);
+            }
+        }
+        assert_eq!(doubt.next_chunk(), Some(0));
+        doubt.chunks.insert(1, Chunk::default());
+        doubt.wanted.push_back(0);
+        assert_eq!(doubt.next_chunk(), Some(0), "somebody waits for it");
     }
 
     /// Layers by name, those marked with a minus removed, each on the one before.

@@ -68,9 +68,9 @@ pub struct Sabotage {
     /// Who is brought in sync goes on where all members died and came back.
     #[cfg(feature = "sabotage")]
     pub joiner_outlives_members: bool,
-    /// No engine waits where the second of two learns for one before it to end its reads there.
+    /// No start asks the second of two that learns, nor waits for an engine before to end its reads there.
     #[cfg(feature = "sabotage")]
-    pub learner_unfenced: bool,
+    pub learner_unheard: bool,
     /// Half of the replicas are a majority.
     #[cfg(feature = "sabotage")]
     pub half_suffices: bool,

@@ -1,7 +1,8 @@
 //! From nothing to the first answer (`docs/invariants.md`, 4, 9, 12).
 //!
 //! Whatever happens to a chosen replica before the volume opens, the start begins again with what is left: nothing was
-//! answered yet, so nothing can be lost by it.
+//! answered yet, so nothing can be lost by it. One that comes back each time, and can do what is asked of it no better, would keep it from
+//! its end for ever: after some attempts the start goes on without it, if it can be spared.
 
 use lh_block::Epoch;
 use lh_wire::ReplicaState;
@@ -10,6 +11,9 @@ use super::chain::unfinished;
 use super::choose::{Candidate, Choice, Start, choose};
 use super::{Conductor, ControlFor, Link, Opening, Output, Phase, Quorum, Role, Seat, sabotaged};
 use crate::message::{MemberId, MemberSet, Switch, SwitchId};
+
+/// So many starts that begin again because one replica is lost are enough.
+const SPOILS_MAX: u32 = 3;
 
 impl Conductor {
     pub(super) fn advance_start(&mut self) -> bool {
@@ -90,12 +94,13 @@ impl Conductor {
         if let Some(why) = self.waits_for_learner() {
             return Choice::Wait(why);
         }
-        let candidates: Vec<Candidate<'_>> = self
-            .counted()
+        let asked = if sabotaged!(self, learner_unheard) { self.counted() } else { self.configured() };
+        let candidates: Vec<Candidate<'_>> = asked
             .iter()
             .map(|id| {
                 let replica = self.replica(id);
-                Candidate { id, name: &replica.name, state: replica.state.as_deref() }
+                let (name, counts) = (replica.name.as_str(), !replica.learner);
+                Candidate { id, name, counts, state: replica.state.as_deref() }
             })
             .collect();
         let (quorum, own) = (self.config.quorum, self.config.generation);
@@ -135,7 +140,7 @@ impl Conductor {
     /// Nothing is decided with a learner. But it may have been a member, which nobody has noted, and be read from by an engine before.
     fn is_learner_unfenced(&self) -> bool {
         let learners = self.configured().minus(self.counted());
-        learners.iter().any(|m| self.replica(m).state.is_none()) && !sabotaged!(self, learner_unfenced)
+        learners.iter().any(|m| self.replica(m).state.is_none()) && !sabotaged!(self, learner_unheard)
     }
 
     fn possible_since(&mut self) -> u64 {
@@ -155,7 +160,8 @@ impl Conductor {
         if start.unfenced && !self.config.known_dead {
             self.lease_until = self.lease_until.max(self.now.saturating_add(self.config.limits.lease_ns));
         }
-        self.log(format!("starting with {}", self.names_of(start.members).join(", ")));
+        let members = self.without_spoilers(start.members);
+        self.log(format!("starting with {}", self.names_of(members).join(", ")));
         if let (Some(base), Some(Some(stored))) = (&start.base, &self.authority)
             && base.order() > stored.order()
         {
@@ -167,7 +173,7 @@ impl Conductor {
         self.started_from = start.base.as_ref().map(Epoch::order);
         self.epoch = start.base;
         self.recorded = start.recorded;
-        for member in start.members.iter() {
+        for member in members.iter() {
             self.replica_mut(member).role = Role::Member(Seat::Serving);
         }
         // Left from a start before this one, and not chosen again.
@@ -175,6 +181,25 @@ impl Conductor {
             self.lose(member, "it is not chosen");
         }
         self.phase = Phase::Finishing { asked: MemberSet::EMPTY };
+    }
+
+    /// Of the chosen, those who let the start come to its end; and of the others whoever it cannot do without: too few would be left, or
+    /// nobody who has what was answered.
+    fn without_spoilers(&mut self, chosen: MemberSet) -> MemberSet {
+        let mut members = chosen;
+        let mut spoilers: Vec<_> = chosen.iter().filter(|m| self.replica(*m).spoilt >= SPOILS_MAX).collect();
+        spoilers.sort_by_key(|m| std::cmp::Reverse(self.replica(*m).spoilt));
+        for member in spoilers {
+            let enough = self.are_enough(members.without(member));
+            if enough && !self.best_of(members).without(member).is_empty() {
+                let (name, times) = (self.name(member), self.replica(member).spoilt);
+                self.log(format!(
+                    "the start goes on without replica {name}, which was lost in {times} attempts"
+                ));
+                members = members.without(member);
+            }
+        }
+        members
     }
 
     /// Chain operations of engines before: carried out everywhere if any member has, taken back else.
@@ -231,12 +256,12 @@ impl Conductor {
         true
     }
 
-    /// How many hold the same as this one; who lived on counts more.
-    fn likeness(&self, member: MemberId) -> (usize, bool) {
-        let Some(own) = self.replica(member).state.as_deref() else { return (0, false) };
+    /// How many hold the same as this one; who lived on counts more. A learner is no model for who decides.
+    fn likeness(&self, member: MemberId) -> (bool, usize, bool) {
+        let Some(own) = self.replica(member).state.as_deref() else { return (false, 0, false) };
         let like =
             |m: &MemberId| self.replica(*m).state.as_ref().is_some_and(|s| self.have_same_shape(s, own));
-        (self.members().iter().filter(like).count(), own.lived)
+        (self.counted().has(member), self.members().iter().filter(like).count(), own.lived)
     }
 
     fn take_volume(&mut self, model: &ReplicaState) {
@@ -258,7 +283,7 @@ impl Conductor {
     fn begin_first_change(&mut self) {
         self.phase = Phase::Recording;
         let members = self.members();
-        if members.len() >= self.members_min() {
+        if self.are_enough(members) {
             self.begin_change(members, MemberSet::EMPTY, MemberSet::EMPTY);
         }
     }
@@ -298,7 +323,7 @@ impl Conductor {
         if !matches!(self.phase, Phase::Running) || self.change.is_some() || self.closing.is_some() {
             return false;
         }
-        if self.serving().len() < self.members_min() {
+        if !self.are_enough(self.serving()) {
             self.waiting_for = Some("too few replicas hold the newest data".into());
             return false;
         }
@@ -349,7 +374,7 @@ impl Conductor {
     /// A member of the epoch has come after the start went on without it, but nothing was answered yet: with too few
     /// members the volume is held shut, and this one may be enough. It may also be the one that holds everything.
     pub(super) fn on_late_member(&mut self, member: MemberId) {
-        let held = !self.serves() && self.serving().len() < self.members_min();
+        let held = !self.serves() && !self.are_enough(self.serving());
         let counts = self.epoch.as_ref().is_some_and(|e| e.has(self.name(member)));
         if held && counts {
             self.begin_again();
@@ -365,7 +390,7 @@ impl Conductor {
             Phase::Collecting { since } => asks_authority || self.store.is_some() || since.is_some(),
             Phase::Finishing { .. } | Phase::Recording | Phase::Attaching(_) | Phase::Repairing(_) => true,
             Phase::Running => {
-                let opens = !self.is_open() && self.serving().len() >= self.members_min();
+                let opens = !self.is_open() && self.are_enough(self.serving());
                 // With too few members nothing is repaired before enough are back.
                 let repairs = !self.doubt.is_empty() && self.outage.is_none();
                 opens || self.store.is_some() || repairs

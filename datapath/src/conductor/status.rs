@@ -145,7 +145,7 @@ impl Conductor {
         let serving = self.serving().len();
         match (&self.phase, &self.opening) {
             (Phase::Stopped, _) => Robustness::Unknown,
-            (_, Opening::Open) if serving < self.members_min() => Robustness::Faulted,
+            (_, Opening::Open) if !self.are_enough(self.serving()) => Robustness::Faulted,
             (_, Opening::Open) if serving < self.configured().len() => Robustness::Degraded,
             (_, Opening::Open) => Robustness::Healthy,
             _ => Robustness::Unknown,

@@ -285,3 +285,85 @@ fn who_is_left_alone_is_not_read_from_while_a_copy_to_it_is_on_its_way() {
     world.run_for(5_000);
     assert_eq!(read(&world), before, "who has read it sees something else now");
 }
+
+impl World {
+    /// The engine dies with a write that only the first replica, which is the nearest, has in its place, and so many that all have.
+    fn the_engine_dies_with_a_write_that_one_has(&mut self) -> usize {
+        (0..4).for_each(|n| self.writes_to(2 * n));
+        let block = usize::try_from(Self::hot(6)).expect("small");
+        let before = self.replicas[1].read(block, 0);
+        self.replicas[1].stalled_until = u64::MAX;
+        assert!(self.request(0, 0, Op::Write { fua: false }, Extent::new(Self::hot(6) * BLOCK, BLOCK)));
+        self.run_until("1 has it", |w| w.replicas[0].read(block, 0) != before);
+        self.crash_engine();
+        self.replicas[1].stalled_until = 0;
+        block
+    }
+}
+
+/// Its disk stays full, and what others hold of a write in flight finds no place there.
+#[test]
+fn a_volume_begins_without_a_replica_that_cannot_be_made_equal() {
+    for quorum in [Quorum::Any, Quorum::Majority] {
+        let mut world = opened(quorum);
+        world.the_engine_dies_with_a_write_that_one_has();
+        world.replicas[1].full = true;
+        world.run_until("the volume opens", World::is_open);
+        assert_eq!(world.members(), ["r1", "r3"], "{quorum:?}");
+        (0..4).for_each(|n| world.writes_to(2 * n));
+        world.reads();
+        world.replicas[1].full = false;
+        world.settle();
+    }
+}
+
+/// The nearest one's disk does not give a block that is in doubt, and another one has everything, too.
+#[test]
+fn a_volume_begins_without_a_replica_that_nothing_can_be_copied_from() {
+    for quorum in [Quorum::Any, Quorum::Majority] {
+        let mut world = opened(quorum);
+        let block = world.the_engine_dies_with_a_write_that_one_has();
+        world.replicas[0].unreadable = vec![block];
+        world.run_until("the volume opens", World::is_open);
+        assert_eq!(world.members(), ["r2", "r3"], "{quorum:?}");
+        (0..4).for_each(|n| world.writes_to(2 * n));
+        world.reads();
+        world.settle();
+    }
+}
+
+/// The others have lost their power with what was not flushed, and it alone has that. Then it is waited for.
+#[test]
+fn no_volume_begins_without_who_alone_kept_what_was_not_flushed() {
+    let mut world = opened(Quorum::Any);
+    let block = world.the_engine_dies_with_a_write_that_one_has();
+    world.replicas[1..].iter_mut().for_each(|r| r.forget_unflushed());
+    world.replicas[0].unreadable = vec![block];
+    world.run_for(120_000);
+    assert!(!world.is_open(), "it begins without what was answered");
+    world.replicas[0].unreadable.clear();
+    world.run_until("the volume opens", World::is_open);
+    world.reads();
+    world.settle();
+}
+
+/// A part of a chunk in doubt cannot be read on the nearest one, and the other parts are copied each time. Another one has everything.
+#[test]
+fn who_does_not_give_one_part_of_a_chunk_is_put_out() {
+    let mut met = 0;
+    for seed in 0..20 {
+        let mut world = opened_by(seed, Quorum::Any);
+        world.writes();
+        let snapshot = world.snapshot("b");
+        assert_eq!(world.finish(snapshot), Ok(()));
+        world.replicas.iter_mut().for_each(|r| r.unsettle("b"));
+        world.three_and_the_engine_die();
+        world.replicas[0].unreadable =
+            (0..4).map(|n| usize::try_from(World::hot(n)).expect("small")).collect();
+        world.run_until("nothing is in doubt", |w| w.status().chunks_in_doubt == 0);
+        met +=
+            u32::from(world.engine().log.iter().any(|line| line == "replica r1 is lost: copies fail on it"));
+        world.settle();
+    }
+    assert!(met > 10, "{met} of 20 met it");
+}

@@ -1,6 +1,7 @@
 //! What was answered and not flushed is gone: a flush does not promise it (`docs/decisions/0019-a-flush-tells-of-a-loss.md`).
 
 use datapath::conductor::{Command, CommandError, Mode, Quorum, Robustness};
+use datapath::message::MemberId;
 use lh_block::{BLOCK, Extent, Op};
 
 use crate::stories::opened;
@@ -168,6 +169,44 @@ fn who_alone_kept_it_is_not_put_out_for_being_full_before_the_others_have_it() {
     world.replicas[1].head_full = true;
     assert!(world.request(0, 0, Op::Write { fua: false }, Extent::new(World::hot(20) * BLOCK, BLOCK)));
     world.run_until("2 is out", |w| w.mode(2) == Mode::Err);
+    assert!(world.flushes_well(), "it went with what 1 had lost");
+    world.reads();
+}
+
+/// More of its blocks cannot be read than are mended meanwhile.
+#[test]
+fn who_alone_kept_it_is_not_put_out_for_what_it_cannot_read_before_the_others_have_it() {
+    let mut world = opened(Quorum::Any);
+    world.one_lacks_what_two_has();
+    world.replicas[0].full = true;
+    world.engine().shared.set_far(MemberId(0), true);
+    // None of them is in doubt: the other one gives them.
+    world.replicas[1].unreadable = (208..380).collect();
+    for block in 208..380 {
+        let read = Extent::new(block * BLOCK, BLOCK);
+        world.run_until("there is room for a read", |w| w.request(0, 0, Op::Read, read));
+    }
+    world.run_until("all is answered", |w| w.engines[0].in_flight() == 0);
+    let noted = world.engine().log.iter().filter(|line| line.contains("cannot be read there")).count();
+    assert!(noted > 60, "{noted}");
+    assert_eq!(world.mode(2), Mode::Rw, "it is put out");
+    assert!(world.status().chunks_in_doubt > 0);
+    world.replicas[0].full = false;
+    world.replicas[1].unreadable.clear();
+    assert!(world.flushes_well(), "it went with what 1 had lost");
+    world.reads();
+}
+
+/// A block cannot be read on it, and the copy of its chunk fails each time: what else it alone kept is not given up for that.
+#[test]
+fn who_alone_kept_it_is_not_put_out_for_a_copy_that_fails_before_the_others_have_it() {
+    let mut world = opened(Quorum::Any);
+    world.one_lacks_what_two_has();
+    world.replicas[1].unreadable = vec![usize::try_from(World::hot(0)).expect("small")];
+    world.run_for(20_000);
+    assert_eq!(world.mode(2), Mode::Rw, "it is put out");
+    assert_eq!(world.status().chunks_in_doubt, 1, "the others are copied meanwhile");
+    world.replicas[1].unreadable.clear();
     assert!(world.flushes_well(), "it went with what 1 had lost");
     world.reads();
 }

@@ -189,6 +189,50 @@ fn one_that_is_back_as_a_member_counts() {
     }
 }
 
+/// The same, and the other one comes back later: one that has learnt is not enough, and the other one is still wanted.
+#[test]
+fn one_that_is_back_waits_for_the_one_that_it_has_learnt_from() {
+    for seed in 0..40 {
+        let mut world = given_a_learner(seed);
+        world.run_until("2 has recorded an epoch", |w| w.replicas[1].epoch.is_some());
+        for _ in 0..seed {
+            world.step();
+        }
+        world.dies(1);
+        world.dies(2);
+        world.run_for(100);
+        world.returns(2);
+        world.run_for(10_000);
+        assert_ne!(world.members(), ["r2"], "seed {seed}");
+        world.returns(1);
+        world.run_until("both are members", |w| w.members() == ["r1", "r2"] && w.mode(2) == Mode::Rw);
+        world.writes();
+        world.settle();
+    }
+}
+
+/// The first one's host loses its power, and the second one has what was not flushed: that nobody has noted that it is a member does not
+/// make it less of one.
+#[test]
+fn what_the_first_has_lost_is_taken_from_a_learner_that_was_a_member() {
+    for late in [false, true] {
+        let mut world = given_a_learner(7);
+        world.run_until("2 is a member", |w| w.mode(2) == Mode::Rw);
+        world.writes();
+        world.dies(2);
+        world.replicas[0].forget_unflushed();
+        world.crash_engine();
+        if late {
+            world.run_for(1_000);
+        }
+        world.returns(2);
+        world.run_until("the volume opens", World::is_open);
+        world.reads();
+        assert_eq!(world.members(), ["r1", "r2"]);
+        world.settle();
+    }
+}
+
 /// The first one's directory was lost, and the second one holds everything, which nobody has noted.
 #[test]
 fn a_volume_is_not_begun_anew_beside_a_learner_that_was_a_member() {

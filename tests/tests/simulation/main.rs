@@ -396,7 +396,7 @@ fn what_members_have_lost_kept_by_who_joins() {
 /// An engine that was stopped has to go on and read from a learner that was a member already, which nobody has noted.
 #[test]
 fn reads_of_before_from_who_has_learnt() {
-    let conductor = InConductor { learner_unfenced: true, ..InConductor::default() };
+    let conductor = InConductor { learner_unheard: true, ..InConductor::default() };
     let sabotage = Sabotage { conductor, ..Sabotage::default() };
     noticed_in(Some(Mix::Grow), 105_001, "reads_of_before_from_who_has_learnt", sabotage);
 }
