@@ -162,18 +162,24 @@ fn one_that_dies_as_it_has_learnt_holds_nobody_up() {
     }
 }
 
+/// Its process and that of the one that it has learnt from are gone, and it was noted nowhere that it has learnt.
+fn both_die_when_the_second_comes_in_sync(seed: u64) -> World {
+    let mut world = given_a_learner(seed);
+    world.run_until("2 has recorded an epoch", |w| w.replicas[1].epoch.is_some());
+    for _ in 0..seed {
+        world.step();
+    }
+    world.dies(1);
+    world.dies(2);
+    world.run_for(100);
+    world
+}
+
 /// It is lost together with the one that it has learnt from, and both come back before it was noted anywhere that it has learnt.
 #[test]
 fn one_that_is_back_as_a_member_counts() {
     for seed in 0..40 {
-        let mut world = given_a_learner(seed);
-        world.run_until("2 has recorded an epoch", |w| w.replicas[1].epoch.is_some());
-        for _ in 0..seed {
-            world.step();
-        }
-        world.dies(1);
-        world.dies(2);
-        world.run_for(100);
+        let mut world = both_die_when_the_second_comes_in_sync(seed);
         world.returns(1);
         world.returns(2);
         world.run_until("both are members", |w| w.members() == ["r1", "r2"] && w.mode(2) == Mode::Rw);
@@ -193,14 +199,7 @@ fn one_that_is_back_as_a_member_counts() {
 #[test]
 fn one_that_is_back_waits_for_the_one_that_it_has_learnt_from() {
     for seed in 0..40 {
-        let mut world = given_a_learner(seed);
-        world.run_until("2 has recorded an epoch", |w| w.replicas[1].epoch.is_some());
-        for _ in 0..seed {
-            world.step();
-        }
-        world.dies(1);
-        world.dies(2);
-        world.run_for(100);
+        let mut world = both_die_when_the_second_comes_in_sync(seed);
         world.returns(2);
         world.run_for(10_000);
         assert_ne!(world.members(), ["r2"], "seed {seed}");
