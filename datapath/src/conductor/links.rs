@@ -82,8 +82,7 @@ impl Conductor {
     fn has_come_back_unwanted(&self, member: MemberId) -> bool {
         let replica = self.replica(member);
         let serves = replica.unwanted && matches!(replica.role, Role::Member(Seat::Serving));
-        let spare = self.are_enough(self.serving().without(member));
-        serves && self.is_calm() && spare && !self.is_only_source(member)
+        serves && self.is_calm() && self.can_be_spared(member)
     }
 
     fn connect(&mut self, member: MemberId) {
@@ -132,9 +131,8 @@ impl Conductor {
 
     /// A queue wants the member out.
     pub(super) fn on_failed(&mut self, member: MemberId, fault: Fault) {
-        let spare = self.are_enough(self.serving().without(member));
-        let needed =
-            matches!(self.replica(member).role, Role::Member(_)) && !spare || self.is_only_source(member);
+        let is_member = matches!(self.replica(member).role, Role::Member(_));
+        let needed = is_member && !self.can_be_spared(member);
         if needed && matches!(fault, Fault::Slow | Fault::NoSpace) {
             self.log(format!("replica {} is needed, though {}", self.name(member), describe(fault)));
             return;

@@ -60,11 +60,10 @@ impl Conductor {
     fn put_out_unreadable(&mut self, members: MemberSet) {
         for member in members.and(self.serving()).iter() {
             let why = "its disk cannot read what another one can";
-            let needed = !self.are_enough(self.serving().without(member));
-            if needed || self.is_only_source(member) {
-                self.log(format!("replica {} is needed, though {why}", self.name(member)));
-            } else {
+            if self.can_be_spared(member) {
                 self.lose(member, why);
+            } else {
+                self.log(format!("replica {} is needed, though {why}", self.name(member)));
             }
         }
     }
