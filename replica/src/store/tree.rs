@@ -239,14 +239,14 @@ impl Reader<'_> {
         let parent = &layer.meta.parent;
         // Both are the same volume: the snapshot between them is in the head, too.
         let behind = folding.is_some_and(|(folded, below)| volume.parent == *folded && parent == below);
-        let behind_end = Extent::new(length, size.saturating_sub(length));
+        let missing = Extent::new(length, size.saturating_sub(length));
         if length % BLOCK != 0 && length < size {
             let file = file.clone();
-            self.care.pass(behind_end, self.damaged(Damage::LayerUnaligned { file, length }), ())?;
+            self.care.pass(missing, self.damaged(Damage::LayerUnaligned { file, length }), ())?;
         }
         if file == volume.head && length < size {
             let file = file.clone();
-            self.care.pass(behind_end, self.damaged(Damage::HeadShort { file, length, size }), ())?;
+            self.care.pass(missing, self.damaged(Damage::HeadShort { file, length, size }), ())?;
         }
         let damage = if length > size {
             Damage::LayerTooLong { file, length, size }

@@ -40,8 +40,8 @@ impl World {
         Some(range)
     }
 
-    /// Whether a request may end with this answer because nobody serves it: the queue has served nobody for so long. Of a majority one may
-    /// be there that is read from as long as the others are heard, which a rebuild that has not ended suffices for; it changes nothing.
+    /// Whether a request may end with this answer because nobody serves it: the queue has served nobody for so long. Of a majority one alone
+    /// may be read from as long as the others are heard, and changes nothing.
     pub(super) fn may_time_out(&self, answer: &Answer) -> bool {
         let dark_for = if self.quorum == Quorum::Majority { answer.unwritten_for } else { answer.unread_for };
         self.io_timeout > 0 && dark_for >= self.io_timeout
