@@ -9,6 +9,7 @@
 //! - [`engine`]: what drives the conductor: the control thread, handshakes, the authority.
 //! - [`link`]: what drives a queue on its ring: connections to replicas, the data, the loop.
 //! - [`message`]: what queue and conductor tell each other.
+//! - [`shared`]: what they read and write without messages: counters of flushes, and what is marked and in doubt.
 //! - [`loss`]: what clients have lost, until a flush has told them.
 //! - [`salvage`]: which replica holds everything, when a volume does not start by itself.
 

@@ -108,9 +108,9 @@ pub enum Job {
         range: Extent,
         /// Whose bytes count.
         source: MemberId,
-        /// Members that hold the same in the same layers: what the source says is rotten is taken from one of them.
+        /// Members whose bytes count as much: what the source says is rotten, or cannot read, is taken from one of them.
         others: MemberSet,
-        /// Who is made equal (bit per member). The source may be one of them, where it takes what is merged for its layer's own.
+        /// Who is made equal. Whom a part was read from is passed over, unless it takes what is merged for its layer's own.
         targets: MemberSet,
         /// The targets hold something already: what they hold is compared by checksum first, and only what differs is
         /// read and sent.

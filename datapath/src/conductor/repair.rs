@@ -109,12 +109,12 @@ impl Conductor {
         Dead { all, unpowered }
     }
 
-    /// Copies a range from the best source among the members to all others.
+    /// Copies a range from the best source among the members to all others. What that one cannot read another one gives that holds as
+    /// much of what was answered; then it is written anew on the former, too.
     fn equalise(&mut self, purpose: JobFor, layer: Option<LayerRef>, range: Extent, dead: Dead) {
         let members = self.serving();
-        let best =
-            [members.minus(dead.all), self.kept_all(members, dead), self.longest_powered(members), members];
-        let Some(source) = best.into_iter().find_map(|of| self.nearest(of)) else { return };
+        let kept = self.best_of(members, dead);
+        let Some(source) = self.nearest(kept.minus(dead.all)).or_else(|| self.nearest(kept)) else { return };
         let merged = self.may_have_folded(members) && !sabotaged!(self, repair_by_layer);
         // What is merged becomes the layer's own on all of them, on who is being filled, too: one that holds less in this layer
         // would do so for ever, and a scrub would find that.
@@ -122,7 +122,7 @@ impl Conductor {
         let targets = match merged {
             true if sabotaged!(self, spare_source) => members.without(source),
             true => members.or(filling),
-            false => members.without(source),
+            false => members,
         };
         self.give(
             purpose,
@@ -130,7 +130,7 @@ impl Conductor {
                 layer,
                 range,
                 source,
-                others: MemberSet::EMPTY,
+                others: kept.without(source),
                 targets,
                 compare: false,
                 merged,
@@ -145,8 +145,8 @@ impl Conductor {
     }
 
     /// Any of these may be the source for the others: they hold everything that was answered, or lost the least of it.
-    pub(super) fn best_of(&self, members: MemberSet) -> MemberSet {
-        let best = [self.kept_all(members, self.dead_of(members)), self.longest_powered(members)];
+    pub(super) fn best_of(&self, members: MemberSet, dead: Dead) -> MemberSet {
+        let best = [self.kept_all(members, dead), self.longest_powered(members)];
         best.into_iter().find(|set| !set.is_empty()).unwrap_or(members)
     }
 

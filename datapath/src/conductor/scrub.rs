@@ -94,6 +94,8 @@ pub(super) struct Scrubs {
     spots: VecDeque<Extent>,
     /// Replicas that a rebuild has filled with what is sound, as far as their source knows.
     filled: MemberSet,
+    /// Replicas of which it was said, since they were let in, that they are needed whatever they cannot read.
+    needed: MemberSet,
 }
 
 impl Scrubs {
@@ -535,6 +537,7 @@ impl Conductor {
 
     pub(super) fn forget_scrub(&mut self, member: MemberId) {
         self.scrubs.filled = self.scrubs.filled.without(member);
+        self.scrubs.needed = self.scrubs.needed.without(member);
         for scrub in [&mut self.scrubs.asked, &mut self.scrubs.spot].into_iter().flatten() {
             scrub.chains = Chains::default();
             if let Some(layer) = &mut scrub.layer {

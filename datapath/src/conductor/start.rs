@@ -191,7 +191,7 @@ impl Conductor {
         spoilers.sort_by_key(|m| std::cmp::Reverse(self.replica(*m).spoilt));
         for member in spoilers {
             let enough = self.are_enough(members.without(member));
-            if enough && !self.best_of(members).without(member).is_empty() {
+            if enough && !self.best_of(members, self.dead_of(members)).without(member).is_empty() {
                 let (name, times) = (self.name(member), self.replica(member).spoilt);
                 self.log(format!(
                     "the start goes on without replica {name}, which was lost in {times} attempts"

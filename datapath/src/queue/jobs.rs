@@ -134,6 +134,7 @@ impl Queue {
             return self.end_job(s, JobResult::Failed { member: source }, out);
         }
         let verify = verify && self.slot(s).copy != Copy::ReadAnyway;
+        self.slot_mut(s).sources = MemberSet::EMPTY.with(source);
         self.begin_reading(now, s, source);
         let tag = Tag::Slot { slot: s, attempt: self.slot(s).attempt }.pack();
         let flush = self.shared.flush_everywhere();

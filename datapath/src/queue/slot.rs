@@ -274,7 +274,7 @@ pub(super) struct Slot {
     pub tried: MemberSet,
     /// Of a read: up to here, in bytes of its range, it goes block by block. Of larger pieces nobody has all.
     pub singly: u64,
-    /// Members whose bytes a read has.
+    /// Members whose bytes a read has; of a copy, whom it was read from.
     pub sources: MemberSet,
     /// A trailer's length between the read and the write of a copy; or that of the answer that is held.
     pub aux: u32,

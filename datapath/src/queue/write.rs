@@ -36,6 +36,8 @@ impl Queue {
             return self.conclude(now, s, Err(IoError::ShuttingDown), out);
         }
         let need = match &self.slot(s).work {
+            // Whom it was read from has it, but for what is merged.
+            Work::Job(_, Job::Equalise { targets, merged: false, .. }) => targets.minus(self.slot(s).sources),
             Work::Job(_, Job::Equalise { targets, .. } | Job::Compare { targets, .. }) => *targets,
             _ => self.members.attached(),
         };

@@ -189,6 +189,8 @@ fn who_alone_kept_it_is_not_put_out_for_what_it_cannot_read_before_the_others_ha
     world.run_until("all is answered", |w| w.engines[0].in_flight() == 0);
     let noted = world.engine().log.iter().filter(|line| line.contains("cannot be read there")).count();
     assert!(noted > 60, "{noted}");
+    let said = world.engine().log.iter().filter(|line| line.contains("is needed, though")).count();
+    assert_eq!(said, 1, "each read of one more block says so");
     assert_eq!(world.mode(2), Mode::Rw, "it is put out");
     assert!(world.status().chunks_in_doubt > 0);
     world.replicas[0].full = false;

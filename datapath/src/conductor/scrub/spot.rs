@@ -62,7 +62,9 @@ impl Conductor {
             let why = "its disk cannot read what another one can";
             if self.can_be_spared(member) {
                 self.lose(member, why);
-            } else {
+            } else if !self.scrubs.needed.has(member) {
+                // Each read of a further bad block comes here.
+                self.scrubs.needed = self.scrubs.needed.with(member);
                 self.log(format!("replica {} is needed, though {why}", self.name(member)));
             }
         }

@@ -465,3 +465,38 @@ fn a_copy_of_rot_is_made_and_told() {
     assert_eq!(b.reports(), [done(1, JobResult::Done { changed: 1 })]);
     b.assert_idle();
 }
+
+/// Of members that are made equal any that has all that was answered gives the bytes, and whoever could not read them gets them.
+#[test]
+fn whom_a_part_is_read_from_is_the_only_member_that_does_not_get_it() {
+    let mut b = Bench::new(3);
+    let (layer, range, all) = (Some(LayerRef(4)), blocks(0, 4), MemberSet::EMPTY.with(A).with(B).with(C));
+    let (others, compare, repair) = (MemberSet::EMPTY.with(B), false, false);
+    for (id, merged, got_by) in [(1, false, vec![A, C]), (2, true, vec![A, B, C])] {
+        job(
+            &mut b,
+            id,
+            Job::Equalise { layer, range, source: A, others, targets: all, compare, merged, repair },
+        );
+        b.reply(b.one(A), Status::Io);
+        assert_eq!(b.reports(), [FromQueue::Unreadable(A, range)]);
+        b.reply_with(b.one(B), Status::Ok, 32);
+        for m in [A, B, C] {
+            assert_eq!(!b.to(m).is_empty(), got_by.contains(&m), "{m:?}, merged: {merged}");
+        }
+        for m in &got_by {
+            assert_eq!(b.one(*m).op, OpCode::PutLayer);
+            b.reply_with(b.one(*m), Status::Ok, 1);
+        }
+        let changed = u64::try_from(got_by.len()).unwrap();
+        assert_eq!(b.reports(), [done(id, JobResult::Done { changed })]);
+    }
+    // Nobody else has what the others have lost with their hosts' power.
+    let others = MemberSet::EMPTY;
+    let copy =
+        Job::Equalise { layer, range, source: A, others, targets: all, compare, merged: false, repair };
+    job(&mut b, 3, copy);
+    b.reply(b.one(A), Status::Io);
+    assert_eq!(b.reports(), [done(3, JobResult::Failed { member: A })]);
+    b.assert_idle();
+}
