@@ -109,6 +109,30 @@ def a_volume_whose_engine_died_too_early_is_made_ready():
     disk.stop()
 
 
+@contextlib.contextmanager
+def without_the_kernels_node(device):
+    """As in a container that has a /dev of its own, whose kernel has the driver since later."""
+    name = os.path.join("/dev", os.path.basename(directory_of(device)))
+    node = os.stat(name)
+    os.unlink(name)
+    try:
+        yield
+    finally:
+        if not os.path.exists(name):
+            os.mknod(name, node.st_mode, node.st_rdev)
+
+
+def a_device_that_only_the_volume_has_a_node_of_is_taken_over():
+    disk = Volume("nbd", size=64 * MIB)
+    with without_the_kernels_node(disk.device):
+        disk.kill()
+        disk.restart()
+        wait_for("the volume is shown again", lambda: disk.host.status(disk.volume)["device"])
+        expect(disk.device_numbers() == disk.numbers, f"{disk.numbers} before, {disk.device_numbers()} now")
+        run("dd", f"if={disk.device}", "of=/dev/null", "bs=4k", "count=4", "iflag=direct", "status=none", timeout=60)
+        disk.stop()
+
+
 def whoever_has_no_iscsid_is_told_so():
     """iscsiadm alone logs in nowhere. That is said before anything is made, and not when the engine tries."""
     initiator.unpack()
@@ -191,7 +215,8 @@ def what_the_host_has_set_for_others_is_not_for_volumes():
 
 
 STORIES = {"nbd": [requests_wait_for_the_next_server, a_server_that_dies_while_its_size_is_awaited, a_device_whose_maker_died_is_made_ready],
-           "nbd-volume": [a_volume_whose_engine_died_too_early_is_made_ready],
+           "nbd-volume": [a_volume_whose_engine_died_too_early_is_made_ready,
+                          a_device_that_only_the_volume_has_a_node_of_is_taken_over],
            "iscsi-volume": [whoever_has_no_iscsid_is_told_so, a_disk_whose_engine_died_too_early_is_patient,
                             what_the_host_has_set_for_others_is_not_for_volumes]}
 

@@ -85,7 +85,7 @@ impl Nbd {
         }
         let identifier = nbd_identifier(root, volume);
         let left = kernel::find(&identifier);
-        let own: Vec<u64> = left.as_ref().and_then(|d| node::rdev(&d.path())).into_iter().collect();
+        let own: Vec<u64> = left.iter().map(numbers).collect::<Result<_>>()?;
         node::check(&device_of(volume), &own).map_err(|e| GivesUp(e.to_string()))?;
         let coming = match left {
             Some(_) => {
@@ -282,7 +282,7 @@ fn is_lost(connection: &OwnedFd) -> io::Result<bool> {
     Ok(poll(&mut polls, PollTimeout::ZERO)? > 0)
 }
 
-/// The device's numbers, which it has whatever its node is called.
+/// The device's numbers, which it has whatever its node is called, and without one: a container that has a /dev of its own has none.
 fn numbers(device: &Device) -> Result<u64> {
     let path = format!("/sys/block/nbd{}/dev", device.index());
     let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
