@@ -156,6 +156,12 @@ impl Root {
         self.volume(volume).join("stay")
     }
 
+    /// What an iSCSI target of the volume keeps on this host: in the directory of its record, or, where the record is a cluster's, of
+    /// its key.
+    pub fn reservations(directory: &Path) -> PathBuf {
+        directory.join("reservations")
+    }
+
     /// A volume's key: 32 bytes.
     pub fn key(&self, volume: &str) -> PathBuf {
         self.volume(volume).join("key")

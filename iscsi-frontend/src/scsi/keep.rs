@@ -25,6 +25,9 @@ const FILE_MAX: u64 = (REGISTRATIONS_MAX * (PORT_MAX + 64) + 4096) as u64;
 
 /// Where the state of a logical unit is kept.
 pub trait Store {
+    /// True if what is saved is there after the process, as "persist through power loss" promises (SPC-4, 5.13.5).
+    fn outlives(&self) -> bool;
+
     /// What was saved last; `None` if nothing ever was.
     ///
     /// # Errors
@@ -81,6 +84,10 @@ impl FileStore {
 }
 
 impl Store for FileStore {
+    fn outlives(&self) -> bool {
+        true
+    }
+
     fn load(&mut self) -> io::Result<Option<Vec<u8>>> {
         let found = match fs::metadata(&self.0) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -106,6 +113,10 @@ impl Store for FileStore {
 pub struct NoStore;
 
 impl Store for NoStore {
+    fn outlives(&self) -> bool {
+        false
+    }
+
     fn load(&mut self) -> io::Result<Option<Vec<u8>>> {
         Ok(None)
     }

@@ -359,8 +359,9 @@ impl Reservations {
         Ok(Effects::default())
     }
 
-    /// Answers PERSISTENT RESERVE IN: fills `reply`, which is empty, up to the allocation length.
-    pub fn report(&self, cdb: &Cdb, reply: &mut Vec<u8>) {
+    /// Answers PERSISTENT RESERVE IN: fills `reply`, which is empty, up to the allocation length. `outlives`: the unit can keep
+    /// registrations through a loss of power.
+    pub fn report(&self, cdb: &Cdb, outlives: bool, reply: &mut Vec<u8>) {
         let scope_and_kind = self.holder.as_ref().map_or(0, |(kind, _)| *kind as u8);
         reply.extend_from_slice(&self.generation.to_be_bytes());
         reply.extend_from_slice(&[0; 4]);
@@ -379,7 +380,8 @@ impl Reservations {
             2 => {
                 reply.clear();
                 // PTPL_C; TMV, PTPL_A; all six kinds.
-                reply.extend_from_slice(&[0, 8, 0x01, 0x80 | u8::from(self.aptpl), 0xea, 0x01, 0, 0]);
+                let (can, does) = (u8::from(outlives), u8::from(self.aptpl));
+                reply.extend_from_slice(&[0, 8, can, 0x80 | does, 0xea, 0x01, 0, 0]);
                 reply.truncate(usize::from(be16(cdb, 7)));
                 return;
             }
@@ -403,6 +405,16 @@ impl Reservations {
         reply[4..8].copy_from_slice(&length.to_be_bytes());
         reply.truncate(usize::from(be16(cdb, 7)));
     }
+}
+
+/// Where a parameter list asks for registrations that outlive a loss of power (SPC-4, 6.16.2: the other service actions ignore it).
+pub(crate) fn asks_to_outlive(cdb: &Cdb, list: &[u8]) -> Option<u16> {
+    let at = match cdb[1] & 0x1f {
+        out::REGISTER | out::REGISTER_AND_IGNORE => 20,
+        out::REGISTER_AND_MOVE => 17,
+        _ => return None,
+    };
+    list.get(usize::from(at)).filter(|flags| *flags & 0x01 != 0).map(|_| at)
 }
 
 /// The kind that a CDB names, of the scope "logical unit".

@@ -15,7 +15,7 @@ use super::inquiry::{Identity, Place, inquiry, report_opcodes};
 use super::keep::{Kept, SaveError, Store, Unreadable};
 use super::lba_status::LbaStatus;
 use super::mode::{Modes, mode_select, mode_sense, select_length};
-use super::reservation::{LIST_MAX, Refusal, out};
+use super::reservation::{LIST_MAX, Refusal, asks_to_outlive, out};
 use super::sense::{self, Sense};
 use super::work::Work;
 
@@ -346,7 +346,7 @@ impl LogicalUnit {
             }
             opcode::PERSISTENT_RESERVE_IN => {
                 self.settle()?;
-                self.kept.reservations.report(cdb, reply);
+                self.kept.reservations.report(cdb, self.store.outlives(), reply);
             }
             opcode::PERSISTENT_RESERVE_OUT => {
                 let length = be32(cdb, 5);
@@ -432,6 +432,9 @@ impl LogicalUnit {
     }
 
     fn persistent_reserve(&mut self, nexus: NexusId, cdb: &Cdb, list: &[u8]) -> Decision {
+        if let Some(at) = asks_to_outlive(cdb, list).filter(|_| !self.store.outlives()) {
+            return sense::INVALID_PARAMETER.at_parameter(at).into();
+        }
         let port = self.port_of(nexus).to_owned();
         let mut next = self.kept.clone();
         let effects = match next.reservations.change(&port, cdb, list) {

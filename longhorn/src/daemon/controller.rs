@@ -343,21 +343,46 @@ mod tests {
         let root = Root::at(place.path()).unwrap();
         let fewest = (1, Some(UBLK_DEPTH_MIN));
         for (wish, taken) in [(1, fewest), (i64::MAX, (QUEUES_MAX, Some(DEPTH)))] {
-            let mut spec = EngineSpec {
-                volume_name: "demo".into(),
-                volume_size: Int64Text(1 << 30),
-                ublk_number_of_queue: wish,
-                ublk_queue_depth: wish,
-                ..EngineSpec::default()
-            };
-            spec.replica_address_map.insert("demo-r-1".into(), "unix:/r/1.sock".into());
-            let generation = Generation { attachment: 1, restart: 0 };
-            let start = EngineStart { name: "demo-e-0", spec: &spec, generation, stay: "1" };
-            let line = engine_command(&root, Path::new("/run/a.sock"), Reach::ThisMachine, &start);
-            let parsed = Program::try_parse_from(std::iter::once("longhorn".to_owned()).chain(line)).unwrap();
-            let Command::Controller(args) = parsed.command else { panic!("it is no engine's") };
+            let args = in_a_cluster(&root, |spec| {
+                (spec.ublk_number_of_queue, spec.ublk_queue_depth) = (wish, wish);
+            });
             assert_eq!((args.queues, args.ublk_queue_depth), taken);
         }
+    }
+
+    /// What a manager starts, by a volume's spec.
+    fn in_a_cluster(root: &Root, change: impl Fn(&mut EngineSpec)) -> ControllerArgs {
+        let mut spec = EngineSpec {
+            volume_name: "demo".into(),
+            volume_size: Int64Text(1 << 30),
+            ..EngineSpec::default()
+        };
+        spec.replica_address_map.insert("demo-r-1".into(), "unix:/r/1.sock".into());
+        change(&mut spec);
+        let generation = Generation { attachment: 1, restart: 0 };
+        let start = EngineStart { name: "demo-e-0", spec: &spec, generation, stay: "1" };
+        let line = engine_command(root, Path::new("/run/a.sock"), Reach::ThisMachine, &start);
+        let parsed = Program::try_parse_from(std::iter::once("longhorn".to_owned()).chain(line)).unwrap();
+        let Command::Controller(args) = parsed.command else { panic!("it is no engine's") };
+        args
+    }
+
+    /// An engine that has been let go of its reservations lets in who was shut out.
+    #[test]
+    fn a_target_has_a_place_for_its_reservations_wherever_it_has_an_authority() {
+        let place = tempfile::tempdir().unwrap();
+        let root = Root::at(place.path()).unwrap();
+        let kept = |args: &ControllerArgs| show::Wish::of(args, "demo-e-0", &root).reservations;
+        let directory = root.volume("demo");
+        std::fs::create_dir_all(&directory).unwrap();
+        let expected = Some(Root::reservations(&directory));
+        assert_eq!(
+            kept(&in_a_cluster(&root, |spec| spec.frontend = lh_cluster::api::Frontend::Iscsi)),
+            expected
+        );
+        let host = ControllerArgs { authority: Some(directory), ..composed() };
+        assert_eq!(kept(&host), expected);
+        assert_eq!(kept(&ControllerArgs { authority: None, ..composed() }), None);
     }
 
     /// An engine that panics is started again for ever.

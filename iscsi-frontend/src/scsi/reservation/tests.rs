@@ -245,7 +245,7 @@ fn reports_are_complete_and_cut_to_the_allocation_length() {
         let mut asked = cdb(action, 0);
         asked[7..9].copy_from_slice(&length.to_be_bytes());
         let mut reply = Vec::new();
-        r.report(&asked, &mut reply);
+        r.report(&asked, true, &mut reply);
         reply
     };
     let keys = ask(0, 255);

@@ -50,6 +50,10 @@ impl Shared {
 }
 
 impl Store for Shared {
+    fn outlives(&self) -> bool {
+        true
+    }
+
     fn load(&mut self) -> io::Result<Option<Vec<u8>>> {
         Ok(self.0.borrow().bytes.clone())
     }
@@ -294,6 +298,28 @@ fn persistent_reservations_outlive_sessions_and_processes() {
     let mut bench = Bench::with(Box::new(store), false);
     let (a, b) = (bench.join(A), bench.join(B));
     assert_eq!((bench.ask(a, &WRITE), bench.ask(b, &WRITE)), (write(false), Decision::Conflict));
+}
+
+/// SPC-4, 5.13.5: who can keep nothing says so, and takes no registration that is to be kept.
+#[test]
+fn a_unit_that_keeps_nothing_promises_nothing() {
+    let stores: [(Box<dyn Store>, _, _); 2] = [
+        (Box::new(Shared::default()), 1, Decision::Good),
+        (Box::new(NoStore), 0, Decision::Check(sense::INVALID_PARAMETER.at_parameter(20))),
+    ];
+    for (store, can, registered) in stores {
+        let mut bench = Bench::with(store, false);
+        let a = bench.join(A);
+        assert_eq!(bench.ask(a, &[0x5e, 2, 0, 0, 0, 0, 0, 0, 255]), Decision::Good);
+        assert_eq!(bench.reply[2] & 1, can, "PTPL_C");
+        for action in [out::REGISTER, out::REGISTER_AND_IGNORE] {
+            let list = [&[0; 8][..], &7u64.to_be_bytes(), &[0, 0, 0, 0, 1, 0, 0, 0]].concat();
+            let list =
+                if action == out::REGISTER { list } else { [&7u64.to_be_bytes(), &list[8..]].concat() };
+            assert_eq!(bench.give(a, &[0x5f, action, 0, 0, 0, 0, 0, 0, 24], &list), registered);
+        }
+        assert_eq!(keys(&mut bench, a), Ok(usize::from(can)));
+    }
 }
 
 /// Asks for the keys, and gives the answer's length.

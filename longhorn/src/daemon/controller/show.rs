@@ -19,7 +19,7 @@ use control::host::Root;
 use control::manager::STOP_PATIENCE;
 use crossbeam_channel::RecvTimeoutError;
 use fuse_frontend::keeper::KeeperError;
-use fuse_frontend::{Attach, AttachError, Attached, attach};
+use fuse_frontend::{Attach, AttachError, Attached, NodeError, attach, node};
 use nix::fcntl::OFlag;
 
 use door::Door;
@@ -83,8 +83,8 @@ pub(super) struct Wish<'a> {
     pub(super) root: &'a Root,
     /// This engine's name.
     pub(super) engine: &'a str,
-    /// The directory of the volume's record, if there is one.
-    pub(super) record: Option<&'a Path>,
+    /// Where an iSCSI target keeps its reservations, if there is a place.
+    pub(super) reservations: Option<PathBuf>,
     pub(super) block_size: u32,
     pub(super) ublk_queue_depth: u16,
     pub(super) listen: Option<SocketAddr>,
@@ -100,14 +100,21 @@ impl<'a> Wish<'a> {
             volume: &args.volume,
             root,
             engine,
-            // An authority in a cluster is a socket, not a directory.
-            record: args.authority.as_deref().filter(|directory| directory.is_dir()),
+            reservations: kept_in(args, root).as_deref().map(Root::reservations),
             block_size: args.block_size,
             ublk_queue_depth: args.ublk_queue_depth.unwrap_or(DEPTH),
             listen: args.frontend_listen,
             io_timeout: Duration::from_secs(args.io_timeout),
         }
     }
+}
+
+/// The directory of the volume's record. In a cluster the authority is a socket, and this node has a directory of the volume all the
+/// same, with its key. An engine without an authority has neither.
+fn kept_in(args: &ControllerArgs, root: &Root) -> Option<PathBuf> {
+    let authority = args.authority.as_ref()?;
+    let directories = [authority.clone(), root.volume(&args.volume)];
+    directories.into_iter().find(|directory| directory.is_dir())
 }
 
 /// Why a frontend is not taken away.
@@ -132,16 +139,19 @@ impl Show {
             Frontend::NbdServer => {
                 Ok(Self::NbdServer(Box::new(NbdServer::prepare(volume, wish.listen, door)?)))
             }
-            Frontend::IscsiTarget => {
-                Ok(Self::Iscsi(Box::new(Iscsi::prepare(volume, wish.record, wish.listen, door)?)))
-            }
+            Frontend::IscsiTarget => Ok(Self::Iscsi(Box::new(Iscsi::prepare(
+                volume,
+                wish.reservations.clone(),
+                wish.listen,
+                door,
+            )?))),
             Frontend::Ublk => {
                 let ublk = Ublk::prepare(volume, root, block_size, wish.ublk_queue_depth)?;
                 Ok(Self::Ublk(Box::new(ublk)))
             }
             Frontend::Nbd => Ok(Self::Nbd(Box::new(Nbd::prepare(volume, root)?))),
             Frontend::Iscsi => {
-                let initiator = Initiator::prepare(volume, wish.record, wish.io_timeout, door)?;
+                let initiator = Initiator::prepare(volume, wish.reservations.clone(), wish.io_timeout, door)?;
                 Ok(Self::Initiator(Box::new(initiator)))
             }
             Frontend::Auto | Frontend::Fuse => {
@@ -334,8 +344,10 @@ fn wait_until_hidden(queues: &Queues) -> Result<(), HideError> {
     Ok(())
 }
 
-/// Refuses to take a device away that somebody uses, where its own driver would not refuse.
-fn refuse_in_use(device: &Path) -> Result<(), HideError> {
+/// Refuses to take a device away that somebody uses, where its own driver would not refuse. It is looked at by the volume's node, which is
+/// made to be the device's, whatever somebody has done to it.
+fn refuse_in_use(device: &Path, rdev: u64) -> Result<(), HideError> {
+    keep_node(device, rdev).map_err(|e| HideError::Failed(e.into()))?;
     let deadline = Instant::now() + GLANCE;
     loop {
         match has_users(device) {
@@ -347,6 +359,23 @@ fn refuse_in_use(device: &Path) -> Result<(), HideError> {
             Ok(true) if Instant::now() > deadline => return Err(HideError::InUse(users(device))),
             Ok(true) => std::thread::sleep(AGAIN),
         }
+    }
+}
+
+/// Makes the volume's node anew where it is gone, or another device's that is dead.
+fn keep_node(place: &Path, rdev: u64) -> Result<(), NodeError> {
+    if node::rdev(place) == Some(rdev) {
+        return Ok(());
+    }
+    node::place(place, rdev, &[rdev])?;
+    tracing::warn!("{} was gone, or another device's: it is made anew", place.display());
+    Ok(())
+}
+
+/// The same now and then, while the volume is shown by a device that is there.
+fn look_after_node(place: &Path, rdev: u64) {
+    if let Err(e) = keep_node(place, rdev) {
+        tracing::error!("the volume has no node: {e}");
     }
 }
 
@@ -410,7 +439,43 @@ fn keeper_error(e: KeeperError) -> anyhow::Error {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+
     use super::*;
+
+    /// Loop devices without a file, those first that the kernel gives away last.
+    fn dead_devices() -> Vec<u64> {
+        let entries = std::fs::read_dir("/sys/block").into_iter().flatten().filter_map(Result::ok);
+        let loops = entries.filter(|e| e.file_name().to_string_lossy().starts_with("loop"));
+        let text = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+        let dead = loops.filter(|e| text(e.path().join("size")) == "0");
+        let mut numbers: Vec<u64> =
+            dead.filter_map(|e| text(e.path().join("dev")).strip_prefix("7:")?.parse().ok()).collect();
+        numbers.sort_unstable_by(|a, b| b.cmp(a));
+        numbers.into_iter().map(|number| makedev(7, number)).collect()
+    }
+
+    #[test]
+    fn a_device_whose_node_is_gone_or_anothers_is_looked_at_all_the_same() {
+        let test = "a_device_whose_node_is_gone_or_anothers_is_looked_at_all_the_same";
+        let (true, [own, other, ..]) = (nix::unistd::geteuid().is_root(), dead_devices()[..]) else {
+            println!("SKIP {test}: needs root, and two loop devices without a file");
+            return;
+        };
+        let directory = PathBuf::from(format!("/dev/.longhorn-test-{}", std::process::id()));
+        let place = directory.join("vol");
+        assert!(refuse_in_use(&place, own).is_ok(), "gone");
+        assert_eq!(node::rdev(&place), Some(own));
+        std::fs::remove_file(&place).unwrap();
+        mknod(&place, SFlag::S_IFBLK, Mode::S_IRUSR, other).unwrap();
+        assert!(refuse_in_use(&place, own).is_ok(), "another's");
+        assert_eq!(node::rdev(&place), Some(own));
+        std::fs::remove_file(&place).unwrap();
+        std::fs::write(&place, "").unwrap();
+        let refused = refuse_in_use(&place, own);
+        assert!(matches!(refused, Err(HideError::Failed(e)) if e.to_string().contains("no block device")));
+        std::fs::remove_dir_all(directory).unwrap();
+    }
 
     #[test]
     fn an_address_that_stands_for_all_is_told_by_the_hosts_name() {

@@ -38,9 +38,20 @@ pub(super) fn begin(stay: &str, volume: &str, root: &Root) -> Result<()> {
     if last.is_some() {
         abandon(volume, root)?;
     }
-    let file = root.stay(volume);
-    create_dir_durably(&root.volume(volume))?;
+    let (file, directory) = (root.stay(volume), root.volume(volume));
+    create_dir_durably(&directory)?;
+    forget_reservations(&directory)?;
     replace_file(&file, stay.as_bytes()).with_context(|| file.display().to_string())
+}
+
+/// Initiators have had another target in between, and what they have registered there has taken the place of this. The stay, which is
+/// written down behind it, says that it is gone.
+fn forget_reservations(directory: &Path) -> Result<()> {
+    let file = Root::reservations(directory);
+    match fs::remove_file(&file) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e).with_context(|| file.display().to_string()),
+        _ => Ok(()),
+    }
 }
 
 /// What `longhorn end-stay` is told.
@@ -151,6 +162,19 @@ mod tests {
         for stay in ["1", "1", "2"] {
             begin(stay, "never-shown", &root).unwrap();
             assert_eq!(fs::read_to_string(root.stay("never-shown")).unwrap(), stay);
+        }
+    }
+
+    #[test]
+    fn reservations_outlive_an_engine_and_not_a_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path()).unwrap();
+        let file = Root::reservations(&root.volume("never-shown"));
+        begin("1", "never-shown", &root).unwrap();
+        fs::write(&file, "kept").unwrap();
+        for (stay, stays) in [("1", true), ("2", false)] {
+            begin(stay, "never-shown", &root).unwrap();
+            assert_eq!(file.exists(), stays, "stay {stay}");
         }
     }
 }

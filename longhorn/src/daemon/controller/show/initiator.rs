@@ -6,7 +6,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -18,7 +18,7 @@ use nix::sys::stat::{major, minor};
 use super::super::queues::Queues;
 use super::door::{Door, tcp_at};
 use super::iscsi::Iscsi;
-use super::{Endpoint, HideError, refuse_in_use};
+use super::{Endpoint, HideError, look_after_node, refuse_in_use};
 use crate::arguments::ISCSI_PORT;
 use crate::daemon::GivesUp;
 use crate::device_names::{device_of, target_name};
@@ -44,7 +44,7 @@ impl Initiator {
     /// Takes an address before anything is started: the one where the initiator looks for this target, or a free one.
     pub(super) fn prepare(
         volume: &str,
-        record: Option<&Path>,
+        reservations: Option<PathBuf>,
         io_timeout: Duration,
         mut door: Door,
     ) -> Result<Self> {
@@ -70,7 +70,7 @@ impl Initiator {
         let command = if io_timeout.is_zero() { AWAY } else { io_timeout + BEYOND };
         Ok(Self {
             volume: volume.to_owned(),
-            target: Iscsi::on(volume, record, listener, door)?,
+            target: Iscsi::on(volume, reservations, listener, door)?,
             patience: Patience { command, away: AWAY.max(command) },
             shown: None,
         })
@@ -114,7 +114,9 @@ impl Initiator {
     pub(super) fn look_after(&mut self) {
         self.target.look_after();
         let Some((session, place, rdev)) = &self.shown else { return };
-        if !has_disk(session, *rdev) && node::rdev(place) == Some(*rdev) {
+        if has_disk(session, *rdev) {
+            look_after_node(place, *rdev);
+        } else if node::rdev(place) == Some(*rdev) {
             tracing::error!(
                 "somebody else has logged the initiator out, or has taken its disk away: stop the volume, then start it again"
             );
@@ -128,7 +130,7 @@ impl Initiator {
     pub(super) fn hide(&mut self, queues: &Queues) -> Result<(), HideError> {
         if let Some((session, place, rdev)) = &self.shown {
             if has_disk(session, *rdev) {
-                refuse_in_use(place)?;
+                refuse_in_use(place, *rdev)?;
             }
             session.logout().map_err(|e| HideError::Failed(e.into()))?;
             node::remove(place, *rdev).map_err(|e| HideError::Failed(anyhow!("{}: {e}", place.display())))?;

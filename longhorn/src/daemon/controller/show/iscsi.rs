@@ -1,7 +1,7 @@
 //! The volume as an iSCSI target.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use control::transport::not_listening;
@@ -14,9 +14,6 @@ use crate::arguments::ISCSI_HERE;
 
 /// The number of the volume's disk: Longhorn's targets have it there, behind tgtd's controller with number 0.
 const LUN: u8 = 1;
-
-/// What is in the file beside the volume's record.
-const RESERVATIONS: &str = "reservations";
 
 /// An iSCSI target, from wanted to shown.
 pub(in crate::daemon::controller) struct Iscsi {
@@ -31,13 +28,13 @@ impl Iscsi {
     /// Takes the address before anything is started. Without one that is this host's own, for this host alone.
     pub(super) fn prepare(
         volume: &str,
-        record: Option<&Path>,
+        reservations: Option<PathBuf>,
         wanted: Option<SocketAddr>,
         mut door: Door,
     ) -> Result<Self> {
         let address = wanted.unwrap_or(ISCSI_HERE);
         let listener = listen(&mut door, address)?;
-        let iscsi = Self::on(volume, record, listener, door)?;
+        let iscsi = Self::on(volume, reservations, listener, door)?;
         if !iscsi.address.ip().is_loopback() {
             tracing::warn!(address = %iscsi.address, "insecure: whoever reaches this address may read and write the volume");
         }
@@ -45,9 +42,14 @@ impl Iscsi {
     }
 
     /// A target on an address that is taken already.
-    pub(super) fn on(volume: &str, record: Option<&Path>, listener: Listener, door: Door) -> Result<Self> {
+    pub(super) fn on(
+        volume: &str,
+        reservations: Option<PathBuf>,
+        listener: Listener,
+        door: Door,
+    ) -> Result<Self> {
         let mut target = Target::of_volume(volume);
-        target.reservations = record.map(|directory| directory.join(RESERVATIONS));
+        target.reservations = reservations;
         let address = listener.address().context("the port that was chosen")?;
         Ok(Self { target, address, door, listener: Some(listener) })
     }
