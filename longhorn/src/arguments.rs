@@ -100,9 +100,6 @@ fn of_variable(e: &clap::Error, name: &str) -> String {
     }
 }
 
-/// The port of the NBD protocol (IANA).
-pub const NBD_PORT: u16 = 10809;
-
 /// The port of iSCSI (RFC 7143, 13).
 pub const ISCSI_PORT: u16 = 3260;
 
@@ -137,7 +134,7 @@ impl Frontend {
     /// The port of its protocol, if it serves one over TCP.
     pub const fn port(self) -> Option<u16> {
         match self {
-            Self::NbdServer => Some(NBD_PORT),
+            Self::NbdServer => Some(nbd_frontend::proto::DEFAULT_PORT),
             Self::IscsiTarget => Some(ISCSI_PORT),
             Self::Auto | Self::Ublk | Self::Nbd | Self::Iscsi | Self::Fuse | Self::None => None,
         }
@@ -428,7 +425,8 @@ mod tests {
 
     #[test]
     fn addresses_with_and_without_a_port() {
-        let parsed = |text| listen_address(text).unwrap().with_default(NBD_PORT).to_string();
+        let parsed =
+            |text| listen_address(text).unwrap().with_default(nbd_frontend::proto::DEFAULT_PORT).to_string();
         assert_eq!(parsed("127.0.0.1"), "127.0.0.1:10809");
         assert_eq!(parsed("127.0.0.1:7"), "127.0.0.1:7");
         assert_eq!(parsed("::1"), "[::1]:10809");

@@ -71,14 +71,6 @@ impl Runs {
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
-
-    /// All of a range holds data: always a safe answer.
-    pub fn all_data(range: Extent) -> Self {
-        let mut runs = Self::default();
-        let blocks = range.widen(BLOCK).len.min(ALLOCATION_MAX) / BLOCK;
-        runs.push(u32::try_from(blocks).unwrap_or(DATA - 1), true);
-        runs
-    }
 }
 
 /// True for an answer to a question about this range that can be right.
@@ -151,9 +143,6 @@ mod tests {
             assert!(!are_runs(bytes, range), "{bytes:?}");
             assert_eq!(runs(bytes, range).collect::<Vec<_>>(), [all]);
         }
-        assert_eq!(runs(Runs::all_data(range).as_bytes(), range).collect::<Vec<_>>(), [all]);
-        let longest = Extent::new(0, u64::MAX);
-        assert!(are_runs(Runs::all_data(longest).as_bytes(), longest));
     }
 
     #[test]

@@ -3,18 +3,13 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What the one who started a task keeps in hand: a limit that may change while the task runs, and a stop.
+/// What the one who started a task keeps in hand.
 #[derive(Debug, Default)]
 pub struct Pace {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct State {
     /// Bytes per second; 0: as fast as it goes.
     limit: u64,
-    stopped: bool,
+    stopped: Mutex<bool>,
+    changed: Condvar,
 }
 
 /// The task was stopped before it was done.
@@ -24,38 +19,32 @@ pub(super) struct Stopped;
 impl Pace {
     /// A pace of so many bytes per second; 0: as fast as it goes.
     pub fn new(bytes_per_second: u64) -> Self {
-        Self { state: Mutex::new(State { limit: bytes_per_second, stopped: false }), changed: Condvar::new() }
-    }
-
-    /// Changes the limit, also for what is waiting just now.
-    pub fn set_limit(&self, bytes_per_second: u64) {
-        self.lock().limit = bytes_per_second;
-        self.changed.notify_all();
+        Self { limit: bytes_per_second, ..Self::default() }
     }
 
     /// Stops the task at its next step: at once if it waits, else within one read of 1 MiB.
     pub fn stop(&self) {
-        self.lock().stopped = true;
+        *self.lock() = true;
         self.changed.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, bool> {
+        self.stopped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A step of so many bytes was begun at `begun` and is done: waits for what is left of its time.
     pub(super) fn step(&self, bytes: u64, begun: Instant) -> Result<(), Stopped> {
-        let mut state = self.lock();
+        let mut stopped = self.lock();
         loop {
-            if state.stopped {
+            if *stopped {
                 return Err(Stopped);
             }
-            let rest = rest(bytes, state.limit, begun.elapsed());
+            let rest = rest(bytes, self.limit, begun.elapsed());
             if rest.is_zero() {
                 return Ok(());
             }
-            let waited = self.changed.wait_timeout(state, rest);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.changed.wait_timeout(stopped, rest);
+            stopped = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -85,17 +74,12 @@ mod tests {
 
     /// Would wait for centuries.
     #[test]
-    fn a_stop_and_a_new_limit_wake_a_waiter() {
+    fn a_stop_wakes_a_waiter() {
         let pace = std::sync::Arc::new(Pace::new(1));
-        let waiter =
-            |pace: std::sync::Arc<Pace>| std::thread::spawn(move || pace.step(1 << 60, Instant::now()));
-        let first = waiter(pace.clone());
-        pace.set_limit(0);
-        assert_eq!(first.join().unwrap(), Ok(()));
-        pace.set_limit(1);
-        let second = waiter(pace.clone());
+        let waits = pace.clone();
+        let waiter = std::thread::spawn(move || waits.step(1 << 60, Instant::now()));
         pace.stop();
-        assert_eq!(second.join().unwrap(), Err(Stopped));
+        assert_eq!(waiter.join().unwrap(), Err(Stopped));
         assert_eq!(pace.step(0, Instant::now()), Err(Stopped));
     }
 }

@@ -200,10 +200,8 @@ fn found(o: &Observed<'_>) -> BTreeMap<Identity, OrphanSpec> {
 
 /// FNV-1a (64 bits) over words, as hex digits.
 fn digest(words: &[&str]) -> String {
-    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
-    const PRIME: u64 = 0x0000_0100_0000_01b3;
     let bytes = words.iter().flat_map(|w| w.bytes().chain([0]));
-    format!("{:016x}", bytes.fold(OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME)))
+    format!("{:016x}", lh_block::fnv1a(bytes))
 }
 
 #[cfg(test)]
