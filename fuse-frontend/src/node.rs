@@ -6,17 +6,21 @@
 //! - What is no block node (a file, a directory, a link) is never touched.
 //! - udev, which makes no such node, is told when there is one, and when it has gone.
 //!
-//! Check and rename happen under a lock on the directory, so that two keepers cannot pass each other.
+//! Check and rename happen under a lock, so that two keepers cannot pass each other. It is on a file that root alone may open: whoever can
+//! read a directory could hold one on that for ever.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::stat::{Mode, SFlag, major, makedev, minor, mknod};
 use thiserror::Error;
+
+/// In the directory of the nodes. No volume is called so, nor what is made beside one's node.
+const LOCK: &str = ".~lock";
 
 /// Why a node could not be made.
 #[derive(Debug, Error)]
@@ -207,5 +211,7 @@ fn parent(path: &Path) -> io::Result<&Path> {
 }
 
 fn lock(directory: &Path) -> io::Result<Flock<File>> {
-    Flock::lock(File::open(directory)?, FlockArg::LockExclusive).map_err(|(_, errno)| errno.into())
+    let mut options = File::options();
+    let file = options.write(true).create(true).truncate(false).mode(0o600).open(directory.join(LOCK))?;
+    Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| errno.into())
 }

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use fuse_frontend::keeper::{Info, Keeper, KeeperError, LeftBehind, remove_left_behind};
 use fuse_frontend::{NodeError, node, proto, users_of};
+use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
@@ -674,6 +675,25 @@ fn a_connection_that_has_ended_is_made_anew_for_the_next_engine() {
     }
 }
 
+/// Anybody may read the directory, and so have a lock on it for as long as he likes.
+#[test]
+fn nobody_holds_up_nodes_by_a_lock_on_their_directory() {
+    if skip("nobody_holds_up_nodes_by_a_lock_on_their_directory", &[]) {
+        return;
+    }
+    let directory = tempfile::tempdir_in("/dev").unwrap();
+    let path = directory.path().join("vol");
+    let _held = Flock::lock(fs::File::open(directory.path()).unwrap(), FlockArg::LockExclusive).unwrap();
+    let (done, made) = std::sync::mpsc::channel();
+    let (at, number) = (path.clone(), makedev(4094, 76));
+    std::thread::spawn(move || {
+        node::place(&at, number, &[]).unwrap();
+        node::remove(&at, number).unwrap();
+        done.send(()).unwrap();
+    });
+    made.recv_timeout(Duration::from_secs(20)).expect("it is held up");
+}
+
 #[test]
 fn nodes_of_others_are_left_alone() {
     if skip("nodes_of_others_are_left_alone", &[]) {
@@ -701,7 +721,9 @@ fn nodes_of_others_are_left_alone() {
     node::remove(&others, makedev(4094, 79)).unwrap();
     node::remove(&path, second).unwrap();
     assert!(!path.exists());
-    assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 0);
+    let left = fs::read_dir(path.parent().unwrap()).unwrap().map(|entry| entry.unwrap());
+    let left: Vec<_> = left.map(|entry| (entry.file_name(), entry.metadata().unwrap().mode() & 0o777)).collect();
+    assert_eq!(left, [(".~lock".into(), 0o600)], "root alone opens it");
 
     fs::write(&path, "file").unwrap();
     assert!(matches!(node::place(&path, second, &[]), Err(NodeError::Foreign { .. })));
