@@ -407,11 +407,11 @@ impl Device {
     }
 
     /// Takes the device apart. Requests that wait for a connection fail; whoever has it open gets errors. The caller has
-    /// made sure that it is not in use.
+    /// made sure that it is not in use. Where it fails it may be asked for again.
     ///
     /// # Errors
     /// [`ClientError`]. A device that is not connected any more is no error.
-    pub fn disconnect(self) -> Result<(), ClientError> {
+    pub fn disconnect(&self) -> Result<(), ClientError> {
         const WHAT: &str = "disconnect";
         if !self.is_connected() {
             return Ok(());

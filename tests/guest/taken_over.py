@@ -133,6 +133,20 @@ def a_device_that_only_the_volume_has_a_node_of_is_taken_over():
         disk.stop()
 
 
+def a_volume_whose_node_stays_is_stopped_when_it_goes():
+    """A node that is mounted upon cannot be removed. What is left to be done then is done when it is asked for again."""
+    disk = Volume("nbd", size=64 * MIB)
+    run("mount", "--bind", disk.device, disk.device)
+    done = disk.host.ctl("down", disk.volume, check=False)
+    run("umount", disk.device)
+    expect(done.returncode == 1 and disk.device in done.stderr, f"{done.returncode} {done.stderr}")
+    disk.host.ctl("down", disk.volume)
+    expect(not os.path.exists(f"/proc/{disk.engine}"), "the engine has not ended")
+    expect(not os.path.lexists(disk.device), f"{disk.device} is still there")
+    disk.up()
+    disk.stop()
+
+
 def whoever_has_no_iscsid_is_told_so():
     """iscsiadm alone logs in nowhere. That is said before anything is made, and not when the engine tries."""
     initiator.unpack()
@@ -216,7 +230,8 @@ def what_the_host_has_set_for_others_is_not_for_volumes():
 
 STORIES = {"nbd": [requests_wait_for_the_next_server, a_server_that_dies_while_its_size_is_awaited, a_device_whose_maker_died_is_made_ready],
            "nbd-volume": [a_volume_whose_engine_died_too_early_is_made_ready,
-                          a_device_that_only_the_volume_has_a_node_of_is_taken_over],
+                          a_device_that_only_the_volume_has_a_node_of_is_taken_over,
+                          a_volume_whose_node_stays_is_stopped_when_it_goes],
            "iscsi-volume": [whoever_has_no_iscsid_is_told_so, a_disk_whose_engine_died_too_early_is_patient,
                             what_the_host_has_set_for_others_is_not_for_volumes]}
 

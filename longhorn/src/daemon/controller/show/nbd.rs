@@ -74,6 +74,8 @@ struct ShownNbd {
     is_as_served: bool,
     place: PathBuf,
     rdev: u64,
+    /// This process has taken the device apart, and has more to do until nothing is shown.
+    is_apart: bool,
 }
 
 impl Nbd {
@@ -123,8 +125,9 @@ impl Nbd {
         let rdev = numbers(&device)?;
         let place = device_of(&self.volume);
         node::place(&place, rdev, &[rdev]).map_err(|e: NodeError| GivesUp(e.to_string()))?;
+        let (is_as_served, is_apart) = (false, false);
         let mut shown =
-            ShownNbd { device, connection, served, is_as_served: false, place: place.clone(), rdev };
+            ShownNbd { device, connection, served, is_as_served, place: place.clone(), rdev, is_apart };
         // Before the volume is said to be shown: the engine before may have died before it had made its device ready.
         shown.become_as_served()?;
         self.shown = Some(shown);
@@ -175,6 +178,9 @@ impl Nbd {
     /// Gives the device a new connection if it has lost the one it had, and makes it what it is not yet.
     pub(super) fn look_after(&mut self, queues: &Queues) -> Result<()> {
         let Some(shown) = &mut self.shown else { return Ok(()) };
+        if shown.is_apart {
+            return Ok(());
+        }
         if !is_lost(&shown.connection)? {
             return shown.make_as_served(AGAIN_ANSWERED).map(drop);
         }
@@ -201,16 +207,18 @@ impl Nbd {
     }
 
     pub(super) fn hide(&mut self, queues: &Queues) -> Result<(), HideError> {
-        let Some(shown) = &self.shown else { return wait_until_hidden(queues) };
+        let Some(shown) = &mut self.shown else { return wait_until_hidden(queues) };
         if shown.device.is_connected() {
-            refuse_in_use(&shown.place)?;
+            refuse_in_use(&shown.place, shown.rdev)?;
         }
-        if let Some(ShownNbd { device, place, rdev, .. }) = self.shown.take() {
-            device.disconnect().map_err(|e| HideError::Failed(e.into()))?;
-            node::remove(&place, rdev).map_err(|e| HideError::Failed(anyhow!("{}: {e}", place.display())))?;
-        }
+        // What fails leaves the rest to whoever asks again: the queues serve a device's client until they are told to stop.
+        shown.device.disconnect().map_err(|e| HideError::Failed(e.into()))?;
+        shown.is_apart = true;
+        node::remove(&shown.place, shown.rdev)
+            .map_err(|e| HideError::Failed(anyhow!("{}: {e}", shown.place.display())))?;
         queues.order(|_| Ok(Order::Hide)).map_err(HideError::Failed)?;
         queues.leave(queues.len());
+        self.shown = None;
         wait_until_hidden(queues)
     }
 }
