@@ -147,6 +147,24 @@ def a_volume_whose_node_stays_is_stopped_when_it_goes():
     disk.stop()
 
 
+# Seconds between two looks of an engine at its device, and more.
+LOOK = 8
+
+
+def a_volume_whose_node_is_removed_has_it_again():
+    """It comes back by itself, and a volume that is stopped before that is stopped all the same; but not one whose device is in use."""
+    disk = Volume(sys.argv[1].removesuffix("-volume"), size=64 * MIB)
+    os.unlink(disk.device)
+    wait_for("the node is back", lambda: os.path.exists(disk.device), LOOK)
+    expect(disk.device_numbers() == disk.numbers, f"{disk.numbers} before, {disk.device_numbers()} now")
+    held = os.open(disk.device, os.O_RDONLY)
+    os.unlink(disk.device)
+    expect(disk.refuses_to_stop(), "a device that is open was taken away")
+    os.close(held)
+    os.unlink(disk.device)
+    disk.stop()
+
+
 def whoever_has_no_iscsid_is_told_so():
     """iscsiadm alone logs in nowhere. That is said before anything is made, and not when the engine tries."""
     initiator.unpack()
@@ -231,8 +249,10 @@ def what_the_host_has_set_for_others_is_not_for_volumes():
 STORIES = {"nbd": [requests_wait_for_the_next_server, a_server_that_dies_while_its_size_is_awaited, a_device_whose_maker_died_is_made_ready],
            "nbd-volume": [a_volume_whose_engine_died_too_early_is_made_ready,
                           a_device_that_only_the_volume_has_a_node_of_is_taken_over,
-                          a_volume_whose_node_stays_is_stopped_when_it_goes],
+                          a_volume_whose_node_stays_is_stopped_when_it_goes,
+                          a_volume_whose_node_is_removed_has_it_again],
            "iscsi-volume": [whoever_has_no_iscsid_is_told_so, a_disk_whose_engine_died_too_early_is_patient,
+                            a_volume_whose_node_is_removed_has_it_again,
                             what_the_host_has_set_for_others_is_not_for_volumes]}
 
 

@@ -458,7 +458,8 @@ mod tests {
     #[test]
     fn a_device_whose_node_is_gone_or_anothers_is_looked_at_all_the_same() {
         let test = "a_device_whose_node_is_gone_or_anothers_is_looked_at_all_the_same";
-        let (true, [own, other, ..]) = (nix::unistd::geteuid().is_root(), dead_devices()[..]) else {
+        let (dead, is_root) = (dead_devices(), nix::unistd::geteuid().is_root());
+        let (&[own, other, ..], true) = (&dead[..], is_root) else {
             println!("SKIP {test}: needs root, and two loop devices without a file");
             return;
         };

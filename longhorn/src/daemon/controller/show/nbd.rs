@@ -24,7 +24,7 @@ use nbd_frontend::kernel::{self, Adopted, ClientError, Device, Settings, Slow};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::super::queues::{Order, Queues};
-use super::{Endpoint, HideError, PREDECESSOR, refuse_in_use, wait_until_hidden};
+use super::{Endpoint, HideError, PREDECESSOR, look_after_node, refuse_in_use, wait_until_hidden};
 use crate::daemon::GivesUp;
 use crate::device_names::{device_of, nbd_identifier};
 
@@ -182,6 +182,7 @@ impl Nbd {
             return Ok(());
         }
         if !is_lost(&shown.connection)? {
+            look_after_node(&shown.place, shown.rdev);
             return shown.make_as_served(AGAIN_ANSWERED).map(drop);
         }
         if !shown.device.is_connected() {

@@ -8,7 +8,7 @@ use lh_block::Geometry;
 use ublk_frontend::{Attach, AttachError, Attached, DeviceError, attach};
 
 use super::super::queues::{Order, Queues};
-use super::{Endpoint, HideError, users, wait_until_hidden};
+use super::{Endpoint, HideError, look_after_node, users, wait_until_hidden};
 use crate::daemon::GivesUp;
 use crate::device_names::{device_of, ublk_owner};
 
@@ -101,6 +101,9 @@ impl Ublk {
     pub(super) fn look_after(&self) {
         if let Some(Err(e)) = self.attached.as_ref().map(Attached::keep_a_command_back) {
             tracing::debug!("the device's requests are not limited: {e}");
+        }
+        if let Some((place, rdev)) = &self.node {
+            look_after_node(place, *rdev);
         }
     }
 
