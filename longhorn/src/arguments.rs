@@ -140,6 +140,14 @@ impl Frontend {
         }
     }
 
+    /// The volume is a block device of this host.
+    pub const fn gives_a_device(self) -> bool {
+        match self {
+            Self::Auto | Self::Ublk | Self::Nbd | Self::Iscsi | Self::Fuse => true,
+            Self::NbdServer | Self::IscsiTarget | Self::None => false,
+        }
+    }
+
     /// Where it listens on TCP unless it is told.
     pub const fn usual_address(self) -> Option<SocketAddr> {
         match self {

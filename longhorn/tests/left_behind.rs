@@ -75,6 +75,65 @@ fn a_new_volume_whose_device_somebody_uses_is_not_taken_back() {
     });
 }
 
+/// A volume whose processes were deleted while its device was in use: the keeper of that alone is left.
+fn without_processes(host: &Host) -> File {
+    let volume = host.volume.as_str();
+    host.ok(&["up", volume, "--frontend", "fuse"]);
+    host.wait("healthy", is_healthy);
+    let user = File::open(device(host)).unwrap();
+    let is_keeper = |pid: &i32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|b| *b == 0).any(|word| word.ends_with(b"keeper"))
+    };
+    until("the processes have ended", || {
+        let others: Vec<i32> = host.processes().into_iter().filter(|pid| !is_keeper(pid)).collect();
+        others.iter().for_each(|pid| signal(*pid, Signal::SIGKILL));
+        others.is_empty()
+    });
+    assert!(!host.processes().is_empty(), "the keeper has ended, too");
+    for entry in fs::read_dir(host.path("run/processes")).unwrap() {
+        fs::remove_file(entry.unwrap().path()).unwrap();
+    }
+    user
+}
+
+/// A mounted file system would go on over what became of the volume without it.
+#[test]
+fn a_volume_without_processes_whose_device_is_in_use_keeps_its_bytes() {
+    let Some(host) = Host::new("inuse") else { return };
+    let volume = host.volume.as_str();
+    if !Path::new("/dev/fuse").exists() || !Path::new("/dev/loop-control").exists() {
+        eprintln!("SKIP a_volume_without_processes_whose_device_is_in_use: this host has no FUSE or no loop devices");
+        return;
+    }
+    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    host.ok(&["snapshot", "create", volume, "s"]);
+    host.ok(&["down", volume]);
+    let user = without_processes(&host);
+    for refused in [
+        &["snapshot", "revert", volume, "s"][..],
+        &["resize", volume, "32MiB"],
+        &["rm", volume, "--yes"],
+        &["up", volume, "--frontend", "nbd-server"],
+        &["up", volume, "--frontend", "none"],
+    ] {
+        host.refused(refused, "is in use");
+    }
+    host.ok(&["up", volume]);
+    assert!(device(&host).exists(), "it is served again");
+    drop(user);
+    host.ok(&["down", volume]);
+    // Nobody uses it any more.
+    drop(without_processes(&host));
+    host.ok(&["snapshot", "revert", volume, "s"]);
+    assert!(!device(&host).exists());
+    drop(without_processes(&host));
+    host.ok(&["up", volume, "--frontend", "nbd-server"]);
+    assert!(!device(&host).exists());
+    host.ok(&["down", volume]);
+    host.ok(&["rm", volume, "--yes"]);
+}
+
 /// A root that can be read alone, until it is dropped.
 struct ReadOnly(PathBuf);
 

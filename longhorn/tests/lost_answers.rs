@@ -1,6 +1,7 @@
 //! Engines whose answers do not come through, with real processes: what was done is not undone, and is named.
 
 mod host;
+mod stopped;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -11,8 +12,10 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use host::{Host, is_healthy, until};
+use host::{Host, is_healthy, kill_9, pid, signal, until};
+use nix::sys::signal::Signal;
 use serde_json::Value;
+use stopped::stand_still;
 
 const LONGHORN: &str = env!("CARGO_BIN_EXE_longhorn");
 
@@ -94,6 +97,27 @@ fn a_replica_of_which_is_not_heard_whether_it_was_taken_in_is_not_deleted() {
     let name = status["replicas"][1]["name"].as_str().unwrap();
     // As it was told.
     host.ok(&["replica", "rm", volume, name]);
+    host.ok(&["down", volume]);
+}
+
+/// What it had not flushed is in its replicas' hosts' memory alone.
+#[test]
+fn a_volume_whose_engine_dies_as_it_flushes_is_not_said_to_be_flushed() {
+    let Some(host) = Host::new("unflushed") else { return };
+    let volume = host.volume.as_str();
+    let status = up(&host);
+    let [engine, replica] = [&status["engine_pid"], &status["replicas"][0]["pid"]].map(pid);
+    stand_still(replica);
+    let down = host.command(&["down", volume]).stderr(Stdio::piped()).spawn().unwrap();
+    host.wait("it flushes", |s| s["state"] == "detaching");
+    kill_9(engine);
+    signal(replica, Signal::SIGCONT);
+    let done = down.wait_with_output().unwrap();
+    let said = String::from_utf8(done.stderr).unwrap();
+    assert_eq!(done.status.code(), Some(1), "{said}");
+    assert!(said.contains("is down, but not flushed"), "{said}");
+    assert_eq!(host.status()["state"], "detached");
+    host.ok(&["up", volume]);
     host.ok(&["down", volume]);
 }
 

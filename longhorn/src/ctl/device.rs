@@ -13,6 +13,7 @@ use iscsi_frontend::initiator;
 use nix::sys::stat::{major, makedev, minor};
 
 use super::output::print;
+use super::stop::is_elsewhere;
 use crate::device_names::{DEVICES, device_of, keeper_socket, nbd_identifier, target_name, ublk_owner};
 use crate::living_keeper::living_keeper;
 
@@ -100,6 +101,23 @@ pub(super) fn print_name(numbers: &str) -> Result<()> {
         Some(name) => print(&format!("{name}\n")),
         None => std::process::exit(1),
     }
+}
+
+/// Takes away what an engine has left that is gone, before the volume's bytes change without its users' knowledge: a mounted file system
+/// waits for the next engine, and would go on over them. The volume has no processes.
+///
+/// # Errors
+/// Somebody uses it.
+pub(super) fn release_unused(volume: &str, root: &Root) -> Result<()> {
+    // One of another root has a device of its own.
+    if is_elsewhere(root, volume) {
+        return Ok(());
+    }
+    release(volume, root, Users::Keep).with_context(|| {
+        format!(
+            "volume {volume} has no engine, and the device of the last one is still there (`longhornctl up {volume}` serves it again)"
+        )
+    })
 }
 
 /// Takes away the device of a volume whose engine is gone without having done so.

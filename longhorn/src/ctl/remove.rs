@@ -12,7 +12,7 @@ use super::erase::Alone;
 use super::observe::has_processes;
 use super::output::print_json;
 use super::start::is_below;
-use super::{Context, damaged, delete, interrupt, lock};
+use super::{Context, damaged, delete, device, interrupt, lock};
 use crate::tell::tell;
 
 /// What is gone, as `rm -o json` prints it.
@@ -36,6 +36,7 @@ pub(super) fn run(context: &Context, volume: &str, yes: bool) -> Result<()> {
     if has_processes(root, &record)? {
         bail!("volume {volume} is up: stop it first with `longhornctl down {volume}`");
     }
+    device::release_unused(volume, root)?;
     let directories = record.replicas.iter().map(|r| r.directory.clone()).collect::<Vec<_>>();
     let what = format!("Volume {volume} and all its data will be deleted:");
     if !yes && !confirmed(volume, &what, &directories)? {
@@ -81,6 +82,7 @@ fn without_record(context: &Context, volume: &str, yes: bool) -> Result<()> {
         bail!("volume {volume} is another one now: nothing was deleted");
     }
     damaged::check_stopped(root, volume)?;
+    device::release_unused(volume, root)?;
     let left = damaged::directories(root, volume)?;
     let what = format!("Volume {volume}, whose record cannot be read, will be forgotten. What stays:");
     if !yes && !confirmed(volume, &what, &left)? {

@@ -198,8 +198,9 @@ async fn shut_down(
     progress.say("flushing");
     match tokio::time::timeout(SHUTDOWN_PATIENCE, engine.volume_shutdown(())).await {
         Ok(Ok(_)) => Ok(None),
-        // It ended before its answer was through: what counts is that it is gone.
-        Ok(Err(status)) if is_gone(&status) => Ok(None),
+        // It ended before its answer was through, or it was killed before it had flushed.
+        Ok(Err(status)) if is_gone(&status) => Ok((!has_ended_well(&context.root, volume, process).await)
+            .then(|| "its engine ended before it could say so".to_owned())),
         Ok(Err(status)) if status.code() == Code::Internal && has_ended(process).await => {
             Ok(Some(status.message().to_owned()))
         }
@@ -209,6 +210,19 @@ async fn shut_down(
             SHUTDOWN_PATIENCE.as_secs(),
             if view.waiting_for.is_empty() { String::new() } else { format!(" ({})", view.waiting_for) }
         ),
+    }
+}
+
+/// True if the engine's process has ended by itself, having done what it was told: its manager has seen that.
+async fn has_ended_well(root: &Root, volume: &str, process: Option<ProcessId>) -> bool {
+    let until = Instant::now() + LAST_WORD;
+    loop {
+        match remembered(root, &engine_name(volume)) {
+            Ok(Ok(Some(now))) if now.state == State::Stopped => return true,
+            Ok(Ok(Some(now))) if now.process == process && Instant::now() < until => {}
+            _ => return false,
+        }
+        tokio::time::sleep(LOOK).await;
     }
 }
 

@@ -222,6 +222,9 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
         );
     }
     kernel::check(wanted)?;
+    if !is_up && !wanted.gives_a_device() {
+        device::release_unused(volume, root)?;
+    }
     // The record would keep it, whatever becomes of the engine. One that it has already may be there again soon, as when a host has just
     // begun: its engine tries again.
     if let Some(address) = listen.filter(|_| listen != record.listen) {

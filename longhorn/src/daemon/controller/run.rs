@@ -307,7 +307,10 @@ impl Life {
                     Event::Open { size } => {
                         tracing::info!(size, "open");
                         if let Err(e) = self.open(size) {
-                            if let Err(left) = self.close_replicas() {
+                            // As if it had been killed: what the kernel keeps for the next server must not be answered with an error.
+                            if !self.show.keeps_requests()
+                                && let Err(left) = self.close_replicas()
+                            {
                                 tracing::error!("{left}");
                             }
                             return Err(e);

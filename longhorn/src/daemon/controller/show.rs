@@ -193,6 +193,11 @@ impl Show {
         }
     }
 
+    /// The kernel keeps requests that nobody answers for the next server, and takes any answer for the last word.
+    pub(super) const fn keeps_requests(&self) -> bool {
+        matches!(self, Self::Nbd(_) | Self::Initiator(_))
+    }
+
     /// Why this process ends: its queues show nothing any more, and nobody here has wanted that. It ends as if it had been killed, since the
     /// device still has requests of clients that are gone, which no new server of this process would know. The next engine shows the volume
     /// by another device: at once, and later the more often that happens.
@@ -251,7 +256,7 @@ impl Show {
             }
             Self::Ublk(ublk) => ublk.resize(size),
             Self::Nbd(nbd) => nbd.resize(size),
-            Self::Initiator(initiator) => initiator.resize(),
+            Self::Initiator(initiator) => initiator.resize(size),
             Self::Fuse { attached: None, .. } | Self::Nothing | Self::NbdServer(_) | Self::Iscsi(_) => Ok(()),
         }
     }
