@@ -23,6 +23,7 @@ mod replicas;
 #[cfg(test)]
 mod tests;
 mod unbuilt;
+mod unmounted;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -31,6 +31,7 @@ impl Draft<'_> {
             let is_needed = !self.o.volume.spec.node_id.is_empty() && engine != InstanceState::Unknown;
             let rests_as_member = engine == InstanceState::Stopped && self.is_recorded(&name);
             let is_left_out = serves && mode.is_none() && self.is_left_out(&name, state);
+            let is_unmounted = self.unmounted(&name).is_some();
             // Its resource alone keeps the next engine from beginning with it.
             let lags = serves && self.o.volume.spec.quorum == Quorum::Unsafe;
             let now = self.now.clone();
@@ -48,6 +49,7 @@ impl Draft<'_> {
                 // It is being filled: it fails again if that fails.
                 Some(ReplicaMode::WriteOnly) => {}
                 Some(ReplicaMode::Error) => fail(spec, now),
+                None if is_unmounted => {}
                 None if state == InstanceState::Error => fail(spec, now),
                 None if state == InstanceState::Unknown && is_needed => fail(spec, now),
                 None if is_left_out => fail(spec, now),

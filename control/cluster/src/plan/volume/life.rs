@@ -310,7 +310,8 @@ impl Draft<'_> {
             .filter(|name| self.replica_state(name) != InstanceState::Running)
             .map(|name| (*name).clone())
             .collect();
-        let obstacle = self.is_kept_from(target).or_else(|| self.lacks_majority());
+        let obstacle =
+            self.lacks_disks().or_else(|| self.is_kept_from(target)).or_else(|| self.lacks_majority());
         if open > 0 && missing.is_empty() && obstacle.is_none() {
             return true;
         }

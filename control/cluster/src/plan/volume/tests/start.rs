@@ -313,6 +313,76 @@ fn where_no_epoch_says_who_holds_everything_the_resources_do() {
     }
 }
 
+/// A disk that was forgotten when Longhorn's pods went, which saw the whole host.
+#[test]
+fn a_volume_of_longhorns_waits_for_the_disks_that_are_not_given_to_the_pods_yet() {
+    for quorum in [Quorum::Any, Quorum::Majority, Quorum::Unsafe] {
+        for lacking in [&["n3"][..], &["n1", "n2", "n3"]] {
+            let mut world = from_longhorn(quorum);
+            world.replicas.values_mut().for_each(|r| r.spec.disk_path.push('/'));
+            world.unmounted = lacking.iter().map(|node| world.replica_on(node)).collect();
+            world.attach("n1");
+            world.pass(5);
+            world.pass(3600);
+            let what = format!("{quorum} {lacking:?}");
+            assert_eq!((world.status().state, world.starts), (VolumeState::Attaching, 0), "{what}");
+            assert!(world.replicas.values().all(|r| r.spec.failed_at.is_empty()), "{what}");
+            let said = waits_for(&world);
+            for node in lacking {
+                let shown = format!("at /disks/{node}-d on node {node}: /disks/{node}-d/: No such file");
+                assert!(
+                    said.contains(&shown) && said.contains(&format!(" --disk /disks/{node}-d")),
+                    "{said}"
+                );
+            }
+            assert_eq!(said.matches("--disk ").count(), lacking.len(), "{said}");
+            world.unmounted.clear();
+            world.settle();
+            assert_eq!(world.status().robustness, Robustness::Healthy, "{what}");
+            assert_eq!((world.starts, world.first_told.len(), world.nodes()), (1, 3, vec!["n1", "n2", "n3"]));
+        }
+    }
+}
+
+#[test]
+fn what_is_not_a_forgotten_disk_of_longhorns_is_not_waited_for() {
+    // Whoever knows that the disk is lost says so.
+    let mut deleted = from_longhorn(Quorum::Any);
+    let lost = deleted.replica_on("n3");
+    deleted.unmounted.insert(lost.clone());
+    deleted.cluster.nodes.get_mut("n3").unwrap().schedulable = false;
+    deleted.attach("n1");
+    deleted.replicas.get_mut(&lost).unwrap().metadata.deletion_timestamp = Some(deleted.now.into());
+    deleted.settle();
+    assert_eq!((deleted.status().state, deleted.first_told.len()), (VolumeState::Attached, 2));
+
+    // Its node may be gone for good.
+    let mut silent = from_longhorn(Quorum::Any);
+    silent.up.remove("n3");
+    silent.attach("n1");
+    assert_eq!((silent.status().state, silent.first_told.len()), (VolumeState::Attached, 2));
+
+    // One that failed under Longhorn lacks something anyway.
+    let mut failed = from_longhorn(Quorum::Any);
+    let old = failed.replica_on("n3");
+    HOURS_AGO[1].clone_into(&mut failed.replicas.get_mut(&old).unwrap().spec.failed_at);
+    failed.unmounted.insert(old);
+    failed.attach("n1");
+    assert_eq!((failed.status().state, failed.first_told.len()), (VolumeState::Attached, 2));
+
+    // Of what was served here the epoch says who holds everything, and a disk that breaks is as any other.
+    let mut served = World::attached_to("n1");
+    served.attach("");
+    let broken = served.replica_on("n3");
+    served.unmounted.insert(broken.clone());
+    served.attach("n1");
+    assert_eq!(
+        (served.status().state, served.status().robustness),
+        (VolumeState::Attached, Robustness::Degraded)
+    );
+    assert!(!served.replicas[&broken].spec.failed_at.is_empty());
+}
+
 #[test]
 fn a_replica_that_was_never_filled_does_not_stand_for_those_that_are_away() {
     for quorum in [Quorum::Any, Quorum::Unsafe] {

@@ -11,8 +11,8 @@ use crate::api::{
     AttachmentTicket, Condition, DesireState, EngineStatus, EpochRecord, GenerationText, InstanceState,
     Int64Text, Quorum, ReplicaMode, ReplicaStatus, VolumeSpec, VolumeState,
 };
-use crate::plan::upgrade::{Step, note};
-use crate::plan::{FINALIZER, written};
+use crate::plan::upgrade::{Programs, Step, note};
+use crate::plan::{FINALIZER, replica, written};
 use crate::schedule::{Cluster, Disk, Node};
 
 /// Resources, nodes and a clock. `settle` plans, carries out and lets the nodes act until nothing changes.
@@ -37,6 +37,8 @@ pub(super) struct World {
     pub(super) now: Timestamp,
     /// Replicas whose process fails.
     pub(super) broken: BTreeSet<String>,
+    /// Replicas whose disk is not given to the pods.
+    pub(super) unmounted: BTreeSet<String>,
     /// Replicas whose process does not come up: their node has no instance manager.
     pub(super) absent: BTreeSet<String>,
     /// Engines and replicas whose process does not end.
@@ -86,6 +88,7 @@ impl World {
             settings: Settings::default(),
             now: Timestamp::from_second(1_700_000_000).unwrap(),
             broken: BTreeSet::new(),
+            unmounted: BTreeSet::new(),
             absent: BTreeSet::new(),
             stuck: BTreeSet::new(),
             cut_off: BTreeSet::new(),
@@ -209,6 +212,10 @@ impl World {
     pub(super) fn nodes_act(&mut self) {
         for (name, replica) in &mut self.replicas {
             if !self.up.contains(&replica.spec.node_id) {
+                continue;
+            }
+            if self.unmounted.contains(name) && replica.spec.desire_state == DesireState::Running {
+                replica.status = Some(without_disk(replica, self.now));
                 continue;
             }
             let status = replica.status.get_or_insert_with(ReplicaStatus::default);
@@ -392,6 +399,28 @@ impl World {
         let found = self.replicas.iter().find(|(_, r)| r.spec.node_id == node);
         found.map(|(name, _)| name.clone()).expect("a replica there")
     }
+}
+
+/// What the manager of its node says of a replica whose disk it does not find.
+fn without_disk(replica: &Replica, now: Timestamp) -> ReplicaStatus {
+    let trouble = format!("{}: No such file or directory", replica.spec.disk_path);
+    let decided = replica::plan(&replica::Observed {
+        replica,
+        node: &replica.spec.node_id,
+        instance_manager: "im",
+        disk_trouble: Some(&trouble),
+        address: "",
+        map_key: "",
+        process: None,
+        programs: Programs { runs_target: true, installed: true },
+        view: None,
+        now,
+    });
+    let status = decided.into_iter().find_map(|action| match action {
+        replica::Action::SetStatus(status) => Some(*status),
+        _ => None,
+    });
+    status.or_else(|| replica.status.clone()).expect("a status")
 }
 
 /// Of these the replicas that an engine has. One that serves, and of whose replicas a majority decides, takes one more only if those in
