@@ -35,6 +35,9 @@ const CONNECTIONS: &str = "/sys/class/iscsi_connection";
 /// How long the kernel and udev may take from a login to the disk, and from a logout to the session's end.
 const DISK: Duration = Duration::from_secs(30);
 
+/// What the kernel says of a disk whose session has a connection (`sdev_states` of drivers/scsi/scsi_sysfs.c).
+const RUNNING: &str = "running";
+
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -316,21 +319,36 @@ impl Session {
         Ok(is_less)
     }
 
-    /// Bytes that the disk has.
-    ///
-    /// # Errors
-    /// [`InitiatorError::NoDisk`].
-    pub fn size(&self) -> Result<u64, InitiatorError> {
-        let sectors = line(&self.disk()?.join("size")).and_then(|text| text.parse::<u64>().ok());
+    /// Bytes that the disk has with this directory in sysfs.
+    fn size_of(&self, disk: &Path) -> Result<u64, InitiatorError> {
+        let sectors = line(&disk.join("size")).and_then(|text| text.parse::<u64>().ok());
         sectors.map(|n| n * lh_block::SECTOR).ok_or_else(|| InitiatorError::NoDisk(self.target.clone()))
     }
 
-    /// Has the kernel ask for the disk's size anew, in use or not. It waits for the target's answer.
+    /// Has the kernel ask for the disk's size anew, in use or not, until it is `size`, which the target tells already. False if it is not
+    /// after this patience: the kernel asks no disk whose initiator has not logged in again yet, and whoever wants it to is told that all
+    /// is well (`scsi_rescan_device` of drivers/scsi/scsi_scan.c, `store_rescan_field` of drivers/scsi/scsi_sysfs.c).
     ///
     /// # Errors
     /// [`InitiatorError`].
-    pub fn rescan(&self) -> Result<(), InitiatorError> {
-        write(&self.disk()?.join("device/rescan"), "1")
+    pub fn grow(&self, size: u64, patience: Duration) -> Result<bool, InitiatorError> {
+        let disk = self.disk()?;
+        let deadline = Instant::now() + patience;
+        loop {
+            if self.size_of(&disk)? == size {
+                return Ok(true);
+            }
+            if line(&disk.join("device/state")).as_deref() == Some(RUNNING) {
+                write(&disk.join("device/rescan"), "1")?;
+                if self.size_of(&disk)? == size {
+                    return Ok(true);
+                }
+            }
+            if Instant::now() > deadline {
+                return Ok(false);
+            }
+            std::thread::sleep(LOOK);
+        }
     }
 
     /// Logs out, forgets the target, and waits until the kernel has ended the session: it does so by and by after
@@ -461,7 +479,7 @@ mod tests {
         assert_eq!(found.try_disk(), Some(disk.clone()));
         assert_eq!(found.numbers().unwrap(), (8, 16));
         assert!(found.has_disk((8, 16)) && !found.has_disk((8, 32)));
-        assert_eq!(found.size().unwrap(), 1 << 20);
+        assert_eq!(found.size_of(&disk).unwrap(), 1 << 20);
         // As the kernel makes it; as it is then; and as somebody has set it who wants more.
         let patience = Patience { command: Duration::from_secs(360), away: Duration::from_secs(3600) };
         fs::create_dir(disk.join("device")).unwrap();
@@ -472,6 +490,41 @@ mod tests {
             assert_eq!(found.be_patient(patience).unwrap(), was_less);
             assert_eq!(fs::read_to_string(disk.join("device/timeout")).unwrap(), after);
         }
+    }
+
+    /// As the kernel does it: it takes what is written at any time, and asks the target only while the session has a connection.
+    #[test]
+    fn a_disk_grows_once_its_initiator_has_logged_in_again() {
+        let top = tempfile::tempdir().unwrap();
+        let disk = top.path().join("device/target2:0:0/2:0:0:1/block/sdb");
+        let device = disk.join("device");
+        fs::create_dir_all(&device).unwrap();
+        for (file, text) in
+            [("dev", "8:16\n"), ("size", "2048\n"), ("device/state", "blocked\n"), ("device/rescan", "")]
+        {
+            fs::write(disk.join(file), text).unwrap();
+        }
+        let portal = "127.0.0.1:3260".parse().unwrap();
+        let session = Session { directory: top.path().into(), target: "t".into(), portal };
+        let asked = || fs::read_to_string(device.join("rescan")).unwrap() == "1";
+        assert!(!session.grow(2 << 20, Duration::ZERO).unwrap() && !asked(), "it is asked while it is away");
+        std::thread::scope(|scope| {
+            let growing = scope.spawn(|| session.grow(2 << 20, Duration::from_secs(60)));
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!asked() && !growing.is_finished());
+            fs::write(device.join("state"), "running\n").unwrap();
+            while !asked() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert!(!growing.is_finished(), "it has the size that it had");
+            let beside = top.path().join("size");
+            fs::write(&beside, "4096\n").unwrap();
+            fs::rename(beside, disk.join("size")).unwrap();
+            assert!(growing.join().unwrap().unwrap());
+        });
+        // Nobody is asked for what is there.
+        fs::write(device.join("rescan"), "").unwrap();
+        assert!(session.grow(2 << 20, Duration::ZERO).unwrap() && !asked());
     }
 
     #[test]

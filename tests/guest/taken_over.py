@@ -165,6 +165,44 @@ def a_volume_whose_node_is_removed_has_it_again():
     disk.stop()
 
 
+@contextlib.contextmanager
+def not_asked_for_its_size(disk):
+    """As where the initiator is away: what is written to have the disk asked is taken, and nobody asks."""
+    rescan, instead = os.path.join(directory_of(disk.device), "device", "rescan"), os.path.join(WORK, "rescan")
+    with open(instead, "w"):
+        run("mount", "--bind", instead, rescan)
+    try:
+        yield
+    finally:
+        run("umount", rescan)
+
+
+def a_disk_that_could_not_be_asked_for_its_size_is_asked_again():
+    """By the engine that has grown the volume, and by the next one, which comes while the initiator is just about to log in again."""
+    disk = Volume("iscsi", size=64 * MIB)
+
+    def grow(size):
+        disk.size = size
+        disk.host.ctl("resize", disk.volume, str(size), check=False)
+        expect(int(attribute(disk.device, "size")) * 512 < size, "the disk has its size though nobody has asked it")
+
+    def has_grown():
+        wait_for("the disk's size", lambda: int(attribute(disk.device, "size")) * 512 == disk.size, 2 * LOOK)
+
+    with not_asked_for_its_size(disk):
+        grow(96 * MIB)
+    has_grown()
+    manager = disk.manager()
+    with not_asked_for_its_size(disk):
+        grow(128 * MIB)
+        stand_still(manager)
+        disk.kill()
+    os.kill(manager, signal.SIGCONT)
+    disk.restart()
+    has_grown()
+    disk.stop()
+
+
 def whoever_has_no_iscsid_is_told_so():
     """iscsiadm alone logs in nowhere. That is said before anything is made, and not when the engine tries."""
     initiator.unpack()
@@ -253,6 +291,7 @@ STORIES = {"nbd": [requests_wait_for_the_next_server, a_server_that_dies_while_i
                           a_volume_whose_node_is_removed_has_it_again],
            "iscsi-volume": [whoever_has_no_iscsid_is_told_so, a_disk_whose_engine_died_too_early_is_patient,
                             a_volume_whose_node_is_removed_has_it_again,
+                            a_disk_that_could_not_be_asked_for_its_size_is_asked_again,
                             what_the_host_has_set_for_others_is_not_for_volumes]}
 
 

@@ -32,12 +32,24 @@ const BEYOND: Duration = Duration::from_secs(60);
 /// How long commands wait for the next engine before they fail; also for one command, of a volume without a timeout.
 const AWAY: Duration = Duration::from_secs(7 * 24 * 3600);
 
+/// How long the initiator may take to log in again, which it does at once where its connection waits in the listening socket, until a disk
+/// that is to grow is left to the next look at it.
+const GROWN: Duration = Duration::from_secs(5);
+
 /// A disk of the host's initiator, from wanted to shown.
 pub(in crate::daemon::controller) struct Initiator {
     volume: String,
     target: Iscsi,
     patience: Patience,
-    shown: Option<(Session, PathBuf, u64)>,
+    shown: Option<ShownDisk>,
+}
+
+struct ShownDisk {
+    session: Session,
+    place: PathBuf,
+    rdev: u64,
+    /// What it is to have, in bytes.
+    size: u64,
 }
 
 impl Initiator {
@@ -93,29 +105,33 @@ impl Initiator {
             Some(session) => bail!("the initiator is logged in to {} of this name", session.portal),
             None => (initiator::login(&target_name(&self.volume), portal, self.patience)?, true),
         };
-        // It may have grown while nobody served it.
-        if session.size()? != size {
-            session.rescan()?;
-        }
         let rdev = rdev(&session)?;
         let place = device_of(&self.volume);
         node::place(&place, rdev, &[rdev]).map_err(|e| GivesUp(e.to_string()))?;
         if is_new {
             session.wait_for_node(&place)?;
         }
-        self.shown = Some((session, place.clone(), rdev));
+        let shown = ShownDisk { session, place: place.clone(), rdev, size };
+        // It may have grown while nobody served it.
+        shown.grow()?;
+        self.shown = Some(shown);
         Ok(Endpoint { device: Some(place), uri: None })
     }
 
-    pub(super) fn resize(&self) -> Result<()> {
-        Ok(self.shown.as_ref().map_or(Ok(()), |(session, ..)| session.rescan())?)
+    pub(super) fn resize(&mut self, size: u64) -> Result<()> {
+        let Some(shown) = &mut self.shown else { return Ok(()) };
+        shown.size = size;
+        shown.grow()
     }
 
     pub(super) fn look_after(&mut self) {
         self.target.look_after();
-        let Some((session, place, rdev)) = &self.shown else { return };
+        let Some(ShownDisk { session, place, rdev, size }) = &self.shown else { return };
         if has_disk(session, *rdev) {
             look_after_node(place, *rdev);
+            if let Err(e) = session.grow(*size, Duration::ZERO) {
+                tracing::error!("the disk does not get its size: {e}");
+            }
         } else if node::rdev(place) == Some(*rdev) {
             tracing::error!(
                 "somebody else has logged the initiator out, or has taken its disk away: stop the volume, then start it again"
@@ -128,7 +144,7 @@ impl Initiator {
     }
 
     pub(super) fn hide(&mut self, queues: &Queues) -> Result<(), HideError> {
-        if let Some((session, place, rdev)) = &self.shown {
+        if let Some(ShownDisk { session, place, rdev, .. }) = &self.shown {
             if has_disk(session, *rdev) {
                 refuse_in_use(place, *rdev)?;
             }
@@ -137,6 +153,16 @@ impl Initiator {
             self.shown = None;
         }
         self.target.hide(queues)
+    }
+}
+
+impl ShownDisk {
+    /// Has the disk get its size, and says so if it has to wait for that.
+    fn grow(&self) -> Result<()> {
+        if !self.session.grow(self.size, GROWN)? {
+            tracing::warn!("the initiator has not logged in again: its disk gets its size once it has");
+        }
+        Ok(())
     }
 }
 
