@@ -4,7 +4,7 @@ contestants and their client run on the same two processors.
 The peer is rublk, the targets of the libublk crate's authors: `null` keeps nothing, `loop` is a file. Ours serve the same
 without an engine (`ublk-memory`); the last one is a volume with one replica on this host, beside a file of its own size.
 """
-import dataclasses, glob, json, os, subprocess, sys, time
+import dataclasses, glob, json, os, subprocess, sys
 
 from . import client
 from .client import BenchError, Target, file_job

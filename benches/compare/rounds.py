@@ -1,5 +1,5 @@
 """Contestants in turns: A B C, B C A, C A B, ..., so that whatever the machine does happens to all of them."""
-import dataclasses, os, shutil, statistics, sys, tempfile
+import dataclasses, shutil, statistics, sys, tempfile
 
 from . import client, ours
 from .client import BenchError, FILL
@@ -114,8 +114,3 @@ def one(group, contestant, work, plan):
 def latest(group, contestant, work):
     cell = group.cell(contestant.key, work)
     return f"{cell.samples[-1].iops:.0f}" if cell.samples else "-"
-
-
-def free_bytes(path):
-    usage = os.statvfs(path)
-    return usage.f_bavail * usage.f_frsize

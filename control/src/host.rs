@@ -6,6 +6,8 @@
 //! `docs/formats/host.md` describes the files.
 
 mod authority;
+#[cfg(test)]
+pub(crate) mod document;
 mod durable;
 mod live;
 mod lock;

@@ -1,6 +1,6 @@
 """Wrong input of every kind: one clear sentence on standard error, the right exit status, nothing lost or half created."""
 import os, subprocess, tempfile
-from harness import BIN, FIXTURES, Host, expect, run, say, shown
+from harness import BIN, FIXTURES, Host, expect, run, shown
 
 
 def main():

@@ -2,7 +2,7 @@
 before and continued after, in every tenth all replicas are killed, too. Every block read 20 times gives one answer,
 replicas are equal at the end, and blocks that had differed were repaired."""
 import json, os, signal, subprocess, time
-from harness import BIN, Host, contents, expect, full, kill, rng, say, shown, wait_for
+from harness import BIN, Host, contents, expect, full, kill, rng, say, shown
 
 ROUNDS = full(12, 200)
 

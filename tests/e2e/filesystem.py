@@ -80,7 +80,7 @@ def main():
     host = Host()
     for kind in ("ext4", "xfs"):
         if not have(f"mkfs.{kind}"):
-            skip(f"filesystem {kind}", f"no mkfs.{kind}")
+            skip(f"filesystem-{kind}", f"no mkfs.{kind}")
             continue
         scenario(host, kind)
     shown(f"{FILES} files, {BYTES >> 20} MiB on ext4 and XFS: fsck clean, all sums equal")

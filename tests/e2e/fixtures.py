@@ -1,6 +1,6 @@
 """Directories written here, judged by the rules of Longhorn's format; Longhorn's directories opened by the programs."""
-import hashlib, json, os, shutil, subprocess, sys, tarfile, tempfile
-from harness import FIXTURES, Host, contents, expect, fio, have, judge, run, say, shown
+import hashlib, json, os, shutil, subprocess, tempfile
+from harness import FIXTURES, Host, contents, expect, judge, run, shown
 
 
 def imported(host, name):

@@ -57,7 +57,7 @@ def noted(host, volume):
 
 def main():
     if not device_of_kernel():
-        skip("losses", "no /dev/fuse and /dev/loop-control here")
+        return skip("losses", "no /dev/fuse and /dev/loop-control here")
     for replicas in (1, 3):
         told(replicas)
     for kind in ("ext4", "xfs"):

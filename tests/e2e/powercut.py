@@ -358,7 +358,7 @@ def main():
     dice, figures = rng(), []
     for kind, shown_as in [("ext4", Node), ("xfs", Export)] + full([], [("ext4", Export), ("xfs", Node)]):
         if not have(f"mkfs.{kind}"):
-            skip(f"powercut {kind}", f"no mkfs.{kind}")
+            skip(f"powercut-{kind}", f"no mkfs.{kind}")
             continue
         figures.append(scenario(kind, shown_as, dice))
         say(figures[-1])

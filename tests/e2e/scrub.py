@@ -1,7 +1,7 @@
 """Rot in a snapshot of one replica: found and named, left alone until somebody asks, repaired from a sound replica, and with
 --checksum full repaired by whoever reads it; no false alarm beside writes; files folded and copied by hand."""
 import glob, json, os, struct, subprocess, threading
-from harness import BIN, Host, contents, expect, full, rng, run, say, shown, wait_for
+from harness import BIN, Host, contents, expect, full, rng, run, shown, wait_for
 
 MIB, BLOCK = 1 << 20, 4096
 TABLE = []

@@ -1,7 +1,7 @@
 """A volume against a model in memory: random writes, zeroes and discards on its device, snapshots taken, removed, folded
 away, reverted to, and the volume grown, up and down; every snapshot exported again and again, replicas equal at the end."""
 import fcntl, os, struct
-from harness import Host, contents, expect, full, have, rng, run, say, shown, wait_for
+from harness import Host, contents, expect, full, rng, shown, wait_for
 
 MIB = 1 << 20
 BLKGETSIZE64, BLKDISCARD, BLKZEROOUT = 0x80081272, 0x1277, 0x127F

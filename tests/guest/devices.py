@@ -3,7 +3,7 @@
 A scenario prints `SHOWN text` with its figures, `SKIP name: reason` for what cannot run here, and exits with status 1 at
 the first thing that is not as promised. Everything here runs where the kernel has the devices: `run.py` sees to that.
 """
-import atexit, glob, os, re, select, shutil, signal, subprocess, sys, tempfile, time
+import atexit, glob, os, re, select, shutil, subprocess, sys, tempfile, time
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 EXAMPLES = os.environ.get("LH_EXAMPLES", os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(TOP, "target")),

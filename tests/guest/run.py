@@ -131,8 +131,8 @@ def main():
     for name in wanted:
         status = run(name)
         if status == SKIPPED:
-            # The reason has been told; it holds for all.
-            return 0
+            # The reason has been told; it holds for all that are left, and not for what has failed before.
+            break
         if status != 0:
             failed.append(name)
     if failed:

@@ -22,17 +22,29 @@ fn words(debug: &str) -> String {
     out
 }
 
+/// The rows of the table with this head, which an empty line ends.
+fn rows<'a>(text: &'a str, head: &str) -> Vec<&'a str> {
+    let (_, behind) = text.split_once(head).unwrap_or_else(|| panic!("no table {head}"));
+    // The rest of the head's line, and the line under it.
+    behind.lines().skip(2).take_while(|line| !line.is_empty()).collect()
+}
+
+/// The table has these rows, as far as they are given, and no others.
+fn is_listed(text: &str, head: &str, wanted: &[String]) {
+    let rows = rows(text, head);
+    for (row, begins) in rows.iter().zip(wanted) {
+        assert!(row.starts_with(begins.as_str()), "{row} should begin with {begins}");
+    }
+    assert_eq!(rows.len(), wanted.len(), "rows under {head}: {rows:#?}");
+}
+
 #[test]
-fn operations_of_the_wire_are_listed() {
+fn operations_and_statuses_of_the_wire_are_listed() {
     let text = document("wire.md");
-    for op in OpCode::ALL {
-        let row = format!("| {} | {} |", op as u8, words(&format!("{op:?}")));
-        assert!(text.contains(&row), "no row {row}");
-    }
-    for n in 0..=6_u8 {
-        assert!(text.contains(&format!("\n| {n} | ")), "status {n} is not listed");
-    }
-    assert_eq!(Status::Refused as u8, 6, "a new status belongs into the table");
+    let operations = OpCode::ALL.map(|op| format!("| {} | {} |", op as u8, words(&format!("{op:?}"))));
+    is_listed(&text, "| code | operation |", &operations);
+    let statuses = Status::ALL.map(|status| format!("| {} | ", status as u8));
+    is_listed(&text, "| status | meaning |", &statuses);
 }
 
 #[test]
@@ -60,6 +72,10 @@ fn sizes_of_the_wire_are_as_written() {
     assert!(text.contains("a list of one to twelve pieces"));
     assert_eq!(lh_ring::Lent::MAX, 1 << 30);
     assert!(text.contains("1 GiB at most"));
+    assert!(text.contains(&format!("comes the grant, {} bytes:", lh_wire::GRANT_LEN)));
+    assert!(text.contains(&format!("how many files (2 bytes, at most {})", lh_wire::FILES_MAX)));
+    assert!(text.contains(&format!("is n modulo {}.", lh_wire::COUNTERS)));
+    assert!(text.contains(&format!("words of four bytes, at most {},", lh_block::RUNS_MAX)));
     // A payload's pieces fit a message.
     const { assert!(lh_ring::Payload::PIECES_MAX <= lh_wire::Pieces::MAX) };
 }

@@ -146,7 +146,7 @@ fn files_and_functions_do_not_grow_past_the_line() {
         if is_test_file(&name) {
             continue;
         }
-        let production = source.lines().take_while(|l| l.trim() != "#[cfg(test)]").count();
+        let production = production_lines(&source);
         if production > FILE_LINES && !LONG_FILES.iter().any(|(n, _)| *n == name) {
             wrong.push(format!("{name}: {production} lines, the line is {FILE_LINES}"));
         }
@@ -158,6 +158,19 @@ fn files_and_functions_do_not_grow_past_the_line() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Lines before a file's tests. Other things that only tests have, and modules of theirs in other files, stand anywhere and are short.
+fn production_lines(source: &str) -> usize {
+    let lines: Vec<&str> = source.lines().collect();
+    let begins = |line: &str| {
+        line.ends_with('{')
+            && line
+                .split_once("mod ")
+                .is_some_and(|(before, _)| before.is_empty() || before.starts_with("pub"))
+    };
+    let tests = lines.windows(2).position(|two| matches!(two, ["#[cfg(test)]", next] if begins(next)));
+    tests.unwrap_or(lines.len())
 }
 
 /// Names and lengths of functions, found by indentation: the sources are formatted.
@@ -175,7 +188,8 @@ fn functions(source: &str) -> Vec<(String, usize)> {
         }) {
             let name: String =
                 body[at + 3..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-            if !body.ends_with(';') {
+            // A declaration, or a function of one line, ends where it begins.
+            if !body.ends_with([';', '}']) {
                 open.push((name, indent, line));
             }
         }
@@ -187,6 +201,17 @@ fn functions(source: &str) -> Vec<(String, usize)> {
         }
     }
     found
+}
+
+#[test]
+fn files_and_functions_are_measured_to_their_ends() {
+    let fields = "struct A {\n    #[cfg(test)]\n    b: u8,\n}\n#[cfg(test)]\nmod c;\nfn d() {}\n";
+    assert_eq!(production_lines(fields), 7);
+    for module in ["mod tests {", "pub(in super::super) mod fault {"] {
+        assert_eq!(production_lines(&format!("{fields}#[cfg(test)]\n{module}\n    fn e() {{}}\n}}\n")), 7);
+    }
+    let outer = "fn outer() {\n    fn inner() {}\n    if true {\n        inner();\n    }\n}\n";
+    assert_eq!(functions(outer), [("outer".to_owned(), 6)]);
 }
 
 #[test]
@@ -214,11 +239,23 @@ fn no_loose_ends() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// The name of what this line skips, if it skips anything; empty where it has none.
+fn skipped(line: &str) -> Option<&str> {
+    // Spelled apart, so that this file does not trip over itself.
+    let (said, calls) = ("\"SKI\u{50}", ["ski\u{70}(\"", "ski\u{70}(f\""]);
+    if let Some((_, rest)) = line.split_once(said) {
+        let named = rest.strip_prefix(' ').and_then(|rest| rest.split_once(": "));
+        return Some(named.map_or("", |(name, _)| name));
+    }
+    let (_, rest) = calls.into_iter().find_map(|call| line.split_once(call))?;
+    let (name, behind) = rest.split_once('"')?;
+    // Where nothing follows it is the reason: some programs skip one thing alone.
+    behind.starts_with(',').then_some(name)
+}
+
 /// `scripts/test` counts what could not run by these lines, and people look for its name.
 #[test]
 fn skips_say_what_was_skipped() {
-    // Spelled apart, so that this file does not trip over itself.
-    let said = "\"SKI\u{50}";
     let mut wrong = Vec::new();
     let mut seen = 0;
     for (name, source) in files("") {
@@ -228,10 +265,9 @@ fn skips_say_what_was_skipped() {
             continue;
         }
         for (line, text) in source.lines().enumerate() {
-            let Some((_, rest)) = text.split_once(said) else { continue };
+            let Some(what) = skipped(text) else { continue };
             seen += 1;
-            let named = rest.strip_prefix(' ').and_then(|rest| rest.split_once(": "));
-            if !named.is_some_and(|(what, _)| !what.is_empty() && !what.contains(char::is_whitespace)) {
+            if what.is_empty() || what.contains(char::is_whitespace) {
                 wrong.push(format!("{name}:{}: {}", line + 1, text.trim()));
             }
         }
@@ -254,6 +290,51 @@ fn only_tests_take_mechanisms_out() {
             assert!(allowed || !line.contains("sabotage"), "{name}: {section}: {line}");
         }
     }
+}
+
+/// Names of the switches that a source declares: the variants, or the fields that are true or false, of its `Sabotage`.
+fn switches(source: &str) -> Vec<&str> {
+    let declared = ["enum", "struct"].map(|kind| format!("{kind} Sabotage {{\n"));
+    let Some((_, body)) = declared.iter().find_map(|begin| source.split_once(begin.as_str())) else {
+        return Vec::new();
+    };
+    let lines = body.lines().map(str::trim).take_while(|line| *line != "}");
+    lines
+        .filter(|line| !line.starts_with(['/', '#']))
+        .filter_map(|line| {
+            let item = line.strip_suffix(',')?;
+            match item.split_once(": ") {
+                None => Some(item),
+                Some((field, kind)) => (kind == "bool").then(|| field.rsplit(' ').next().unwrap_or(field)),
+            }
+        })
+        .collect()
+}
+
+/// A mechanism that no test takes out is one that no test shows to be needed.
+#[test]
+fn each_mechanism_that_can_be_taken_out_is_taken_out() {
+    let takers = ["tests/tests/simulation/main.rs", "datapath/tests/queue/main.rs"]
+        .map(|name| fs::read_to_string(root().join(name)).expect(name))
+        .concat();
+    let (mut seen, mut wrong) = (0, Vec::new());
+    for (name, source) in files(".rs") {
+        for switch in switches(&source) {
+            seen += 1;
+            // As a variant, a field, and in the simulation's list.
+            let ways = [
+                format!("::{switch})"),
+                format!("::{switch},"),
+                format!(" {switch}: true"),
+                format!(" {switch} true;"),
+            ];
+            if !ways.iter().any(|way| takers.contains(way.as_str())) {
+                wrong.push(format!("{name}: {switch}"));
+            }
+        }
+    }
+    assert!(seen > 40, "{seen} switches found: the search is wrong");
+    assert!(wrong.is_empty(), "no test takes it out: {wrong:#?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The Kubernetes control plane: resource types, scheduling, controllers.
 //!
-//! A controller is `plan(observed, desired) -> actions`, pure and tested without a cluster, and a thin `reconcile` that
-//! carries the actions out. No block I/O happens here.
+//! What to do is decided in [`plan`], purely, and tested without a cluster; [`run`] watches, asks there and carries it out. No
+//! block I/O happens here.
 
 pub mod admission;
 pub mod agent;

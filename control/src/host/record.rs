@@ -549,6 +549,34 @@ mod tests {
     }
 
     #[test]
+    fn every_key_stands_in_the_document() {
+        let replica = ReplicaRecord {
+            name: "demo-r-0a1b2c3d".into(),
+            directory: "/r".into(),
+            imported: true,
+            learner: true,
+        };
+        // Nothing is left out of a record that has all of it.
+        let record = VolumeRecord {
+            format: FORMAT,
+            name: "demo".into(),
+            size: 1 << 30,
+            block_size: 512,
+            quorum: Quorum::Majority,
+            frontend: "nbd-server".into(),
+            listen: Some(([127, 0, 0, 1], 10_809).into()),
+            io_timeout_seconds: 300,
+            snapshot_max_count: SNAPSHOT_COUNT,
+            snapshot_max_size: 1 << 30,
+            checksum_full: true,
+            state: VolumeState::Releasing,
+            releasing: vec![replica.name.clone()],
+            replicas: vec![replica],
+        };
+        assert_eq!(crate::host::document::unnamed("volume.json", &record), [""; 0]);
+    }
+
+    #[test]
     fn a_map_key_is_not_the_key_and_comes_back_from_its_text() {
         let key = MapKey::of(&[7; KEY_LEN]);
         assert_ne!(key.0, [7; KEY_LEN]);

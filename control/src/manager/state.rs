@@ -248,6 +248,24 @@ mod tests {
     }
 
     #[test]
+    fn every_key_stands_in_the_document() {
+        let record = ProcessRecord {
+            format: FORMAT,
+            name: "demo-e-0".into(),
+            binary: String::new(),
+            args: vec!["controller".into()],
+            uuid: "1".into(),
+            state: State::Running,
+            error: String::new(),
+            restarts: 0,
+            ports: Some(PortRange { start: 10_000, end: 10_001 }),
+            process: ProcessId::of(std::process::id()).unwrap(),
+            replacing: true,
+        };
+        assert_eq!(crate::host::document::unnamed("processes/NAME.json", &record), [""; 0]);
+    }
+
+    #[test]
     fn of_a_damaged_record_the_command_is_named_that_takes_it_away() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path()).unwrap();

@@ -1,6 +1,7 @@
 //! The io_uring loop, its buffers, and the raw system calls.
 //!
-//! Everything here is a safe API: the `unsafe` of the project has its address in this crate. Two rules carry that.
+//! Everything here is a safe API. The `unsafe` of the project is in this crate, but for what speaks to the kernel's ublk driver
+//! (`ublk-frontend/src/kernel.rs`) and an allocator that only tests have (`libs/rig`). Two rules carry that.
 //!
 //! 1. **An operation owns what the kernel may touch** until its terminal completion: the descriptor, the memory, the
 //!    iovec array and message header. All of them sit in the ring's table of operations, which outlives every

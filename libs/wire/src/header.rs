@@ -144,7 +144,8 @@ pub enum Status {
 }
 
 impl Status {
-    const ALL: [Self; 8] = [
+    /// All of them, in order.
+    pub const ALL: [Self; 8] = [
         Self::Ok,
         Self::Stale,
         Self::NoSpace,

@@ -3,7 +3,7 @@
 //! Each has a thread of its own that reads the directory as any other program does ([`SnapshotView::open_beside`]): it
 //! touches neither the ring nor what the engine is let in by, and fences nobody. It hears of snapshots alone, and only of
 //! those that do not change: a removed one may be folded, and what a replica that was without power lacks of one that is
-//! not settled (`docs/invariants.md`, 4) is not known.
+//! not settled (`docs/invariants.md`, 9) is not known.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

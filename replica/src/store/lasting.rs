@@ -3,7 +3,7 @@
 //!
 //! A snapshot is the same bytes for ever (`docs/invariants.md`, 9) as long as it is one. Once it is marked as removed, a fold may put
 //! what was written after it into its own file; and what a replica that was without power lacks of one that is not settled
-//! (4) is not known. A fold begins when the mark is durable, so what was read before a look that finds none is the snapshot's.
+//! is not known. A fold begins when the mark is durable, so what was read before a look that finds none is the snapshot's.
 
 use std::path::Path;
 

@@ -1,10 +1,6 @@
 //! What replicas that are out may lack, on disk (`docs/invariants.md`, 8): for each chunk of the intent bitmap which of
 //! its units were written since before the first of them left. Who is out stands in the record `epoch`.
-//!
-//! Layout: slots of 256 bytes. Slot 0 is the header: magic, id of the volume, bytes in a chunk. Slot n + 1 has the 1024
-//! bits of chunk n, words of 64 little-endian; each slot ends with the crc32c of id, slot and what is before. A slot of
-//! zeroes says nothing, one that does not fit its checksum says that all of the chunk was written. A file without a
-//! header that fits is none: then nothing is known of anybody.
+//! `docs/formats/replica-directory.md` has the file's layout, and what a damaged one says.
 
 use std::fs::File;
 use std::io;

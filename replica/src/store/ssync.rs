@@ -1,14 +1,5 @@
 //! Copying a sparse file to another process by what it holds: extents only, holes as holes. Where the target held something
-//! before, checksums of both are compared first, and only what differs is sent.
-//!
-//! All numbers little-endian. The sender begins with [`MAGIC`] and the file's length (u64); the receiver answers with a
-//! byte: 1, its file was there before. Then messages of the sender: a byte, offset and length (u64 each), and
-//!
-//! - `HOLE`: the range is a hole, at both;
-//! - `DATA`: its bytes;
-//! - `SUMS`: at most [`WINDOW`] bytes: crc32c and crc64 of each [`PART`] of them. The receiver answers with a bit (u16) for
-//!   each that differs or is not all data there, which are sent as `DATA` next;
-//! - `END`: everything was sent; the receiver syncs its file and answers with a byte, 1.
+//! before, checksums of both are compared first, and only what differs is sent. `docs/formats/ssync.md` has the messages.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
