@@ -165,6 +165,35 @@ mod tests {
         assert_eq!(look(), None, "one file");
     }
 
+    /// Longhorn's replicas see the host's files below `/host`; `volume.meta` keeps that name, for the way back.
+    #[test]
+    fn a_file_that_longhorn_has_named_below_host_is_found_where_the_host_has_it() {
+        let place = temporary();
+        let (path, file) = with_backing(place.path(), "one");
+        file.write_all_at(&[7; 4096], 4096).unwrap();
+        let raw = place.path().join("one.raw");
+        // The only file of a directory, as Longhorn has them.
+        let images = place.path().join("backing-images/image-0a1b2c3d");
+        fs::create_dir_all(&images).unwrap();
+        fs::rename(&raw, images.join("backing")).unwrap();
+        let meta = path.join("volume.meta");
+        let relative = fs::read_to_string(&meta).unwrap();
+        assert!(!Path::new("/host").join(images.strip_prefix("/").unwrap()).exists());
+        for named in [images.clone(), images.join("backing")] {
+            let text = relative.replacen("../one.raw", &format!("/host{}", named.display()), 1);
+            fs::write(&meta, &text).unwrap();
+            let found = BackingFile::of(&path).unwrap().unwrap();
+            assert_eq!(found.path(), images.join("backing").canonicalize().unwrap());
+            drop(Volume::open(&path).unwrap());
+            let kept = format!("\"BackingFilePath\":\"/host{}\"", named.display());
+            assert!(fs::read_to_string(&meta).unwrap().contains(&kept));
+        }
+        fs::remove_file(images.join("backing")).unwrap();
+        fs::write(&meta, relative.replacen("../one.raw", "/hosts/one.raw", 1)).unwrap();
+        let refused = BackingFile::of(&path).unwrap_err().to_string();
+        assert!(refused.contains("/hosts/one.raw"), "{refused}");
+    }
+
     #[test]
     fn a_directory_may_have_none() {
         let place = temporary();

@@ -381,7 +381,7 @@ pub(super) fn direct_alignment(path: &Path) -> io::Result<Option<Alignment>> {
 /// count from the replica directory.
 pub(super) fn backing_path(directory: &Path, named: &str) -> Result<PathBuf, super::error::Damage> {
     use super::error::Damage;
-    let path = directory.join(named);
+    let path = directory.join(as_host_has_it(Path::new(named)));
     let Ok(meta) = path.metadata() else { return Err(Damage::BackingMissing(path)) };
     if !meta.is_dir() {
         return Ok(path);
@@ -391,6 +391,15 @@ pub(super) fn backing_path(directory: &Path, named: &str) -> Result<PathBuf, sup
     match (files.next(), files.next()) {
         (Some(Ok(file)), None) => Ok(file.path()),
         _ => Err(only()),
+    }
+}
+
+/// Longhorn's replicas run in a container that has the host's files below `/host`, and note backing files as they are named there. As
+/// long as nothing has such a name here, the host's own name is meant.
+fn as_host_has_it(named: &Path) -> PathBuf {
+    match named.strip_prefix("/host") {
+        Ok(below) if named.symlink_metadata().is_err() => Path::new("/").join(below),
+        _ => named.to_owned(),
     }
 }
 

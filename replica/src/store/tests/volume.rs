@@ -67,7 +67,7 @@ impl Volume {
         Self { directory, store, claim: None }
     }
 
-    pub(super) fn open(path: &Path) -> Result<Self, OpenError> {
+    pub(in crate::store) fn open(path: &Path) -> Result<Self, OpenError> {
         open::open(path, &OPTIONS, Fs::default()).map(|(directory, store)| Self {
             directory,
             store,
