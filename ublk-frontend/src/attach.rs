@@ -14,7 +14,7 @@ use crate::abi::{
 };
 use crate::channel::Channel;
 use crate::driver::{GLANCE, LOOK, PATIENCE, PREDECESSOR, delete, info, read_params, wait_free};
-use crate::error::{AttachError, DeviceError, absent, refused};
+use crate::error::{AttachError, DeviceError, is_shortage, refused, unreachable};
 use crate::identity::mark;
 use crate::kernel::Control;
 use crate::left_behind::find;
@@ -23,6 +23,9 @@ use crate::nodes;
 /// What all devices here have, or are not made: to outlive their server, and bytes that the kernel copies where we say.
 const NEEDED: u64 =
     feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE | feature::CMD_IOCTL_ENCODE | feature::USER_COPY;
+
+/// What an older driver lacks of it.
+const LACKING: &str = "user copy and recovery of ublk devices (Linux 6.5)";
 
 /// What is used where the kernel has it.
 const WANTED: u64 = feature::UPDATE_SIZE | feature::SAFE_STOP_DEV;
@@ -67,30 +70,42 @@ pub struct Attached {
     size: u64,
 }
 
-/// What the kernel lacks for this frontend, in words that name it; `None` if nothing.
+/// What the kernel lacks for this frontend, in words that name it; `None` if nothing, or if that cannot be told just now, of which
+/// [`attach()`] says why.
 pub fn missing() -> Option<String> {
-    match Control::open() {
-        Ok(control) => lacking(&control),
-        Err(e) => Some(absent(&e)),
+    match reach() {
+        Err(AttachError::Missing(missing)) => Some(missing),
+        _ => None,
     }
 }
 
 /// Why a volume should rather be shown by something else while it has the choice, although ublk works here: drivers before Linux
 /// 6.16 (`docs/decisions/0015-ublk-by-choice-before-linux-6-16.md`). False, too, where there is no driver.
 pub fn is_fragile() -> bool {
-    Control::open().is_ok_and(|control| features(&control) & feature::UPDATE_SIZE == 0)
+    Control::open()
+        .is_ok_and(|control| features(&control).map_or(true, |known| known & feature::UPDATE_SIZE == 0))
 }
 
-/// What the driver can do; of a kernel without this command, nothing: it lacks the others, too.
-fn features(control: &Control) -> u64 {
+/// What the driver can do.
+fn features(control: &Control) -> io::Result<u64> {
     let mut features = 0_u64;
-    let known = control.exchange(control_op::GET_FEATURES, ANY_DEVICE, &mut features);
-    known.map_or(0, |()| features)
+    let answer = control.exchange(control_op::GET_FEATURES, ANY_DEVICE, &mut features);
+    told(answer.map(|()| features))
 }
 
-fn lacking(control: &Control) -> Option<String> {
-    let has_all = features(control) & NEEDED == NEEDED;
-    (!has_all).then(|| "user copy and recovery of ublk devices (Linux 6.5)".to_owned())
+/// A kernel that does not know the question can do nothing of it. One that could not be asked has said nothing.
+fn told(answer: io::Result<u64>) -> io::Result<u64> {
+    match answer {
+        Err(e) if !is_shortage(&e) => Ok(0),
+        answer => answer,
+    }
+}
+
+/// The way to a driver that can do what is needed.
+fn reach() -> Result<Control, AttachError> {
+    let control = Control::open().map_err(unreachable)?;
+    let known = features(&control).map_err(refused("the ublk driver is not asked what it can do"))?;
+    if known & NEEDED == NEEDED { Ok(control) } else { Err(AttachError::Missing(LACKING.to_owned())) }
 }
 
 /// Finds or makes the volume's device. Nothing is served before the queues' threads have made [`crate::Server`]s of
@@ -101,10 +116,7 @@ fn lacking(control: &Control) -> Option<String> {
 /// # Errors
 /// [`AttachError`].
 pub fn attach(options: &Attach) -> Result<Attached, AttachError> {
-    let control = Control::open().map_err(|e| AttachError::Missing(absent(&e)))?;
-    if let Some(lacking) = lacking(&control) {
-        return Err(AttachError::Missing(lacking));
-    }
+    let control = reach()?;
     match find(&control, mark(&options.owner, &options.volume))? {
         Some(info) => take_over(control, info, options),
         None => make(control, options),
@@ -149,7 +161,7 @@ fn make(control: Control, options: &Attach) -> Result<Attached, AttachError> {
 fn prepare(control: &Control, info: &DeviceInfo, geometry: &Geometry) -> Result<File, AttachError> {
     let device = info.dev_id;
     if info.flags & NEEDED != NEEDED {
-        return Err(AttachError::Missing("user copy and recovery of ublk devices (Linux 6.5)".to_owned()));
+        return Err(AttachError::Missing(LACKING.to_owned()));
     }
     let mut params = params(geometry);
     control
@@ -405,6 +417,18 @@ impl Attached {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_driver_that_cannot_be_asked_has_not_said_that_it_lacks_anything() {
+        let told = |errno| told(Err(io::Error::from_raw_os_error(errno)));
+        for errno in [libc::ENOMEM, libc::EMFILE, libc::ENFILE] {
+            assert_eq!(told(errno).unwrap_err().raw_os_error(), Some(errno));
+        }
+        // ENOTSUPP, which is the kernel's own.
+        for errno in [libc::EOPNOTSUPP, 524, libc::EINVAL, libc::ENODEV, libc::ENOSYS, libc::EPERM] {
+            assert_eq!(told(errno).unwrap(), 0);
+        }
+    }
 
     #[test]
     fn a_device_tells_the_volumes_sizes() {

@@ -67,10 +67,37 @@ pub(crate) fn refused(what: impl Into<String>) -> impl FnOnce(io::Error) -> Atta
     move |source| AttachError::Kernel { what, source }
 }
 
-/// In words, why the driver cannot be asked.
-pub(crate) fn absent(error: &io::Error) -> String {
+/// Why the driver cannot be asked: it is not there, or out of reach, unless the system is short of something just now.
+pub(crate) fn unreachable(error: io::Error) -> AttachError {
+    let control = crate::kernel::CONTROL;
     match error.kind() {
-        io::ErrorKind::NotFound => format!("{} (kernel module ublk_drv)", crate::kernel::CONTROL),
-        _ => format!("access to {}: {error}", crate::kernel::CONTROL),
+        _ if is_shortage(&error) => refused(format!("access to {control}"))(error),
+        io::ErrorKind::NotFound => AttachError::Missing(format!("{control} (kernel module ublk_drv)")),
+        _ => AttachError::Missing(format!("access to {control}: {error}")),
+    }
+}
+
+/// True for what passes, and says nothing of the driver: no memory, or no descriptor left.
+pub(crate) fn is_shortage(error: &io::Error) -> bool {
+    let passing = [libc::ENOMEM, libc::EMFILE, libc::ENFILE, libc::EAGAIN, libc::EINTR];
+    error.raw_os_error().is_some_and(|errno| passing.contains(&errno))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who takes it for an absent driver gives up a device that is there, and whoever has it open waits for ever.
+    #[test]
+    fn a_shortage_is_no_driver_that_is_absent() {
+        let failed = |errno| unreachable(io::Error::from_raw_os_error(errno));
+        for errno in [libc::ENOMEM, libc::EMFILE, libc::ENFILE] {
+            let found = failed(errno);
+            assert!(matches!(found, AttachError::Kernel { .. }), "{found}");
+        }
+        for errno in [libc::ENOENT, libc::EACCES, libc::EPERM, libc::ENODEV] {
+            let found = failed(errno);
+            assert!(matches!(found, AttachError::Missing(_)), "{found}");
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::abi::{DeviceInfo, DeviceState, control_op};
 use crate::driver::{LOOK, PATIENCE, PREDECESSOR, delete, info, read_params};
-use crate::error::{AttachError, absent, refused};
+use crate::error::{AttachError, refused, unreachable};
 use crate::identity::mark;
 use crate::kernel::Control;
 use crate::nodes;
@@ -24,7 +24,7 @@ pub fn has_device(owner: &str, volume: &str) -> bool {
 /// # Errors
 /// [`AttachError`].
 pub fn remove_left_behind(owner: &str, volume: &str) -> Result<Option<(u32, u32)>, AttachError> {
-    let control = Control::open().map_err(|e| AttachError::Missing(absent(&e)))?;
+    let control = Control::open().map_err(unreachable)?;
     let Some(info) = find(&control, mark(owner, volume))? else { return Ok(None) };
     let removed = read_params(&control, info.dev_id).and_then(|params| {
         control.order(control_op::STOP_DEV, info.dev_id, 0, PATIENCE)?;

@@ -273,7 +273,7 @@ impl Service {
                 tracing::warn!("{} stays: {e}", stale.path().display());
             }
         }
-        node::check(&self.options.node, &self.own_devices(None)).map_err(|e| refuse(kind::NODE, e))?;
+        node::check(&self.options.node, &self.own_devices(None))?;
         let connection =
             Connection::create(&self.options.volume).map_err(|text| refuse(kind::SYSTEM, text))?;
         Ok(Arc::new(connection))
@@ -439,7 +439,7 @@ impl Service {
     fn place_node(&self, device: LoopDevice) -> Result<(), Refusal> {
         let rdev = device.rdev().map_err(|e| refuse(kind::SYSTEM, e))?;
         let own = self.own_devices(Some(rdev));
-        node::place(&self.options.node, rdev, &own).map_err(|e| refuse(kind::NODE, e))
+        Ok(node::place(&self.options.node, rdev, &own)?)
     }
 
     /// Devices whose node may be replaced: this keeper's, and the one that a dead keeper of the volume had bound. Whoever has

@@ -442,6 +442,14 @@ fn keeper_error(e: KeeperError) -> anyhow::Error {
     }
 }
 
+/// The same of a volume's node; but what the system has too little of it may have again then.
+fn node_error(e: NodeError) -> anyhow::Error {
+    match e {
+        NodeError::Live { .. } | NodeError::Foreign { .. } => GivesUp(e.to_string()).into(),
+        NodeError::Io { .. } => e.into(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use nix::sys::stat::{Mode, SFlag, makedev, mknod};
@@ -481,6 +489,20 @@ mod tests {
         let refused = refuse_in_use(&place, own);
         assert!(matches!(refused, Err(HideError::Failed(e)) if e.to_string().contains("no block device")));
         std::fs::remove_dir_all(directory).unwrap();
+    }
+
+    /// An engine that gives up is not started again, and whoever has its device open waits for ever.
+    #[test]
+    fn an_engine_does_not_give_up_for_what_passes() {
+        let gives_up = |e: &anyhow::Error| e.downcast_ref::<GivesUp>().is_some();
+        let path = PathBuf::from("/dev/longhorn/vol");
+        let short = || io::Error::from_raw_os_error(nix::errno::Errno::ENOMEM as i32);
+        assert!(!gives_up(&node_error(NodeError::Io { path: path.clone(), source: short() })));
+        assert!(gives_up(&node_error(NodeError::Foreign { path: path.clone() })));
+        assert!(gives_up(&node_error(NodeError::Live { path, device: "sda".into() })));
+        let refused = ublk_frontend::AttachError::Kernel { what: "the driver".into(), source: short() };
+        assert!(!gives_up(&ublk::attach_error(refused)));
+        assert!(gives_up(&ublk::attach_error(ublk_frontend::AttachError::Missing("the driver".into()))));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use nix::sys::stat::{major, minor};
 use super::super::queues::Queues;
 use super::door::{Door, tcp_at};
 use super::iscsi::Iscsi;
-use super::{Endpoint, HideError, look_after_node, refuse_in_use};
+use super::{Endpoint, HideError, look_after_node, node_error, refuse_in_use};
 use crate::arguments::ISCSI_PORT;
 use crate::daemon::GivesUp;
 use crate::device_names::{device_of, target_name};
@@ -70,7 +70,7 @@ impl Initiator {
             return Err(GivesUp(text).into());
         }
         let own: Vec<u64> = session.iter().filter_map(|s| rdev(s).ok()).collect();
-        node::check(&device_of(volume), &own).map_err(|e| GivesUp(e.to_string()))?;
+        node::check(&device_of(volume), &own).map_err(node_error)?;
         let listener = match &session {
             Some(session) => door
                 .open(tcp_at(session.portal), || Listener::tcp(session.portal))
@@ -107,7 +107,7 @@ impl Initiator {
         };
         let rdev = rdev(&session)?;
         let place = device_of(&self.volume);
-        node::place(&place, rdev, &[rdev]).map_err(|e| GivesUp(e.to_string()))?;
+        node::place(&place, rdev, &[rdev]).map_err(node_error)?;
         if is_new {
             session.wait_for_node(&place)?;
         }

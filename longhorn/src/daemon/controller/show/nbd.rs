@@ -17,14 +17,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use fuse_frontend::{NodeError, node};
+use fuse_frontend::node;
 use nbd_frontend::Export;
 use nbd_frontend::client::{Served, handshake};
 use nbd_frontend::kernel::{self, Adopted, ClientError, Device, Settings, Slow};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::super::queues::{Order, Queues};
-use super::{Endpoint, HideError, PREDECESSOR, look_after_node, refuse_in_use, wait_until_hidden};
+use super::{
+    Endpoint, HideError, PREDECESSOR, look_after_node, node_error, refuse_in_use, wait_until_hidden,
+};
 use crate::daemon::GivesUp;
 use crate::device_names::{device_of, nbd_identifier};
 
@@ -88,7 +90,7 @@ impl Nbd {
         let identifier = nbd_identifier(root, volume);
         let left = kernel::find(&identifier);
         let own: Vec<u64> = left.iter().map(numbers).collect::<Result<_>>()?;
-        node::check(&device_of(volume), &own).map_err(|e| GivesUp(e.to_string()))?;
+        node::check(&device_of(volume), &own).map_err(node_error)?;
         let coming = match left {
             Some(_) => {
                 let identifier = identifier.clone();
@@ -124,7 +126,7 @@ impl Nbd {
         };
         let rdev = numbers(&device)?;
         let place = device_of(&self.volume);
-        node::place(&place, rdev, &[rdev]).map_err(|e: NodeError| GivesUp(e.to_string()))?;
+        node::place(&place, rdev, &[rdev]).map_err(node_error)?;
         let (is_as_served, is_apart) = (false, false);
         let mut shown =
             ShownNbd { device, connection, served, is_as_served, place: place.clone(), rdev, is_apart };

@@ -8,7 +8,7 @@ use lh_block::Geometry;
 use ublk_frontend::{Attach, AttachError, Attached, DeviceError, attach};
 
 use super::super::queues::{Order, Queues};
-use super::{Endpoint, HideError, look_after_node, users, wait_until_hidden};
+use super::{Endpoint, HideError, look_after_node, node_error, users, wait_until_hidden};
 use crate::daemon::GivesUp;
 use crate::device_names::{device_of, ublk_owner};
 
@@ -39,7 +39,7 @@ impl Ublk {
         node::check(&device_of(volume), &[]).or_else(|e| match e {
             // The device that the engine before left behind is ours to take over.
             NodeError::Live { .. } => Ok(()),
-            e => Err(GivesUp(e.to_string())),
+            e => Err(node_error(e)),
         })?;
         Ok(Self {
             volume: volume.to_owned(),
@@ -82,7 +82,7 @@ impl Ublk {
         let (major, minor) = attached.numbers().context("the device's numbers")?;
         let rdev = nix::sys::stat::makedev(major.into(), minor.into());
         let place = device_of(&self.volume);
-        node::place(&place, rdev, &[rdev]).map_err(|e| GivesUp(e.to_string()))?;
+        node::place(&place, rdev, &[rdev]).map_err(node_error)?;
         self.node = Some((place.clone(), rdev));
         self.attached = Some(attached);
         Ok(Endpoint { device: Some(place), uri: None })
@@ -125,7 +125,7 @@ impl Ublk {
     }
 }
 
-fn attach_error(e: AttachError) -> anyhow::Error {
+pub(super) fn attach_error(e: AttachError) -> anyhow::Error {
     match e {
         // They will be no other at the next start.
         AttachError::Missing(_) | AttachError::Blocks { .. } => GivesUp(e.to_string()).into(),
