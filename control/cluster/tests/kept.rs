@@ -153,6 +153,44 @@ async fn a_copy_goes_only_while_another_one_can_be_read() {
     );
 }
 
+/// As Longhorn's live upgrade or migration leaves it where its managers go before either has ended.
+#[tokio::test]
+async fn a_second_replica_of_a_directory_goes_alone() {
+    let cluster = Cluster::new(&["n1"], 50).await;
+    cluster.wait("the node", |c| nodes_ready(c) == 1).await;
+    cluster.create("demo", 1);
+    cluster.wait("detached", |c| c.volume("state") == "detached").await;
+    cluster.ticket(Some("n1"));
+    cluster.wait("attached", |c| c.volume("robustness") == "healthy").await;
+    cluster.ticket(None);
+    cluster.wait("detached", |c| c.volume("state") == "detached" && c.machine().replicas.is_empty()).await;
+    let (all, before) = (replicas(&cluster), cluster.machine().directories.clone());
+    let mut spec = cluster.server.get("replicas", &all[0]).unwrap()["spec"].clone();
+    spec["active"] = json!(false);
+    let deleted = format!("{}", Timestamp::now().strftime("%FT%TZ"));
+    for (name, deleted) in [("demo-r-00000000", json!(deleted)), ("demo-r-ffffffff", Value::Null)] {
+        let metadata = json!({ "finalizers": ["longhorn.io"], "deletionTimestamp": deleted });
+        cluster.server.apply("replicas", name, &json!({ "metadata": metadata, "spec": spec }));
+        cluster.wait(name, |c| c.server.get("replicas", name).is_none()).await;
+        tokio::time::sleep(LONG).await;
+        let left = (replicas(&cluster), cluster.machine().directories.clone());
+        assert_eq!(left, (all.clone(), before.clone()), "{name}: the directory is another one's");
+    }
+    assert!(cluster.server.all("orphans").is_empty(), "and nobody's orphan");
+    cluster.ticket(Some("n1"));
+    cluster
+        .wait("attached", |c| c.volume("state") == "attached" && c.volume("robustness") == "healthy")
+        .await;
+    // With their volume both go, and what they have with the last one.
+    cluster.ticket(None);
+    cluster.wait("detached", |c| c.volume("state") == "detached" && c.machine().replicas.is_empty()).await;
+    let metadata = json!({ "finalizers": ["longhorn.io"] });
+    cluster.server.apply("replicas", "demo-r-00000000", &json!({ "metadata": metadata, "spec": spec }));
+    cluster.server.delete("volumes", "demo");
+    cluster.wait("gone", |c| c.server.all("volumes").is_empty() && c.server.all("replicas").is_empty()).await;
+    assert!(cluster.machine().directories.is_empty() && cluster.server.all("orphans").is_empty());
+}
+
 #[tokio::test]
 async fn a_replica_that_was_made_anew_keeps_the_data_of_the_one_that_was_deleted() {
     let cluster = Cluster::new(&["n1", "n2", "n3"], 40).await;

@@ -2,12 +2,13 @@
 //!
 //! Decided by the manager of the replica's node alone, which also removes the data of a replica that is deleted.
 
+use std::cmp::Reverse;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 
 use super::engine::trouble;
-use super::served::may_have_served;
+use super::served::{may_have_served, tells_epochs};
 use super::upgrade::{self, Programs, UPGRADED};
 use super::{FINALIZER, age, written};
 use crate::agent::{ProcessView, ReplicaView};
@@ -88,6 +89,52 @@ pub enum Fate<'a> {
     After(Vec<&'a Replica>),
     /// It stays: a volume that is deleted is there until the last of its replicas is gone, and so nobody who has a say asked for it.
     Unasked,
+    /// It is another replica's as well, and stays with that.
+    Anothers,
+    /// It is decided once the others whose it was as well, which were deleted before, are gone.
+    AfterTwins,
+}
+
+/// True if both have one directory. Longhorn makes a second Replica of it, which is not `active`, for the engine of a live upgrade or a
+/// migration, and removes either afterwards: where its managers went before that, both are there.
+fn share_directory(a: &Replica, b: &Replica) -> bool {
+    let (one, other) = (&a.spec, &b.spec);
+    a.metadata.name != b.metadata.name
+        && !one.data_directory_name.is_empty()
+        && one.data_directory_name == other.data_directory_name
+        && one.disk_id == other.disk_id
+        && one.node_id == other.node_id
+}
+
+/// True for a replica whose directory another one of these, which stay, has as well, and is to have alone: as two they would count for
+/// two copies. Longhorn may have left none of them `active`.
+pub fn is_spare(replica: &Replica, staying: &[&Replica], volume: &Volume) -> bool {
+    let rank = |r: &Replica| {
+        // An engine here may have had either, and the epoch that counts names one of them.
+        let has_served = (is_member(r, Some(volume)) == Some(true), tells_epochs(r));
+        let is_healthy = !r.spec.healthy_at.is_empty() && r.spec.failed_at.is_empty();
+        (has_served, r.spec.active, is_healthy, Reverse(r.metadata.name.clone()))
+    };
+    let twins = staying.iter().filter(|r| share_directory(r, replica));
+    let mut left_over = twins.filter(|r| !r.spec.active || !replica.spec.active);
+    left_over.any(|r| rank(r) > rank(replica))
+}
+
+/// What becomes of a directory that others have as well: the last one that is deleted takes it along.
+fn fate_among_twins(deleted: &Replica, all: &[Replica]) -> Option<Fate<'static>> {
+    let goes_since = |r: &Replica| r.metadata.deletion_timestamp.as_ref().map(|at| at.0);
+    let is_kept = |r: &Replica| r.metadata.finalizers.iter().flatten().any(|f| f == FINALIZER);
+    let stays_longer = |r: &Replica| match goes_since(r) {
+        None => true,
+        Some(at) => (Some(at), &r.metadata.name) > (goes_since(deleted), &deleted.metadata.name),
+    };
+    // Of one that is deleted without the finalizer nobody decides any more.
+    let twins = all.iter().filter(|r| share_directory(r, deleted) && (goes_since(r).is_none() || is_kept(r)));
+    let twins: Vec<&Replica> = twins.collect();
+    match twins.iter().any(|r| stays_longer(r)) {
+        true => Some(Fate::Anothers),
+        false => (!twins.is_empty()).then_some(Fate::AfterTwins),
+    }
 }
 
 /// What becomes of the data of a deleted replica, by its volume (`None`: there is none) and all replicas of that. The controllers
@@ -95,6 +142,9 @@ pub enum Fate<'a> {
 /// UID; one that is still to be restored is not there) deletes it without asking anybody, and so does whoever is faster than what
 /// they ask.
 pub fn fate<'a>(deleted: &Replica, volume: Option<&Volume>, all: &'a [Replica]) -> Fate<'a> {
+    if let Some(fate) = fate_among_twins(deleted, all) {
+        return fate;
+    }
     let Some(volume) = volume else { return Fate::Unasked };
     let was_filled = || !deleted.spec.healthy_at.is_empty() || may_have_served(volume);
     let goes = volume.metadata.deletion_timestamp.is_some();
@@ -455,9 +505,93 @@ mod tests {
                 Fate::Goes => "goes".to_owned(),
                 Fate::After(all) => format!("after {}", all.iter().map(name).collect::<String>()),
                 Fate::Unasked => "unasked".to_owned(),
+                other => panic!("{what}: {other:?}"),
             };
             assert_eq!(decided, expected, "{what}");
         }
+    }
+
+    /// One of two replicas of a directory, as Longhorn's live upgrade leaves them.
+    fn twin(name: &str, active: bool, deleted: Option<i64>) -> Replica {
+        let mut twin = replica("n1", DesireState::Stopped);
+        twin.metadata.name = Some(name.into());
+        twin.metadata.deletion_timestamp = deleted.map(|at| Timestamp::from_second(at).unwrap().into());
+        twin.spec.active = active;
+        twin.spec.disk_id = "d".into();
+        twin.spec.data_directory_name = "v-0a1b2c3d".into();
+        twin.spec.healthy_at = "2026-01-01T00:00:00Z".into();
+        twin
+    }
+
+    #[test]
+    fn a_directory_goes_with_the_last_replica_that_has_it() {
+        let decided = |twins: [Replica; 2], volume: Option<&Volume>| match fate(&twins[0], volume, &twins) {
+            Fate::Anothers => "another's",
+            Fate::AfterTwins => "waits",
+            Fate::After(others) if others.is_empty() => "stays",
+            Fate::After(_) => "after others",
+            Fate::Goes => "goes",
+            Fate::Unasked => "unasked",
+        };
+        let staying = Volume::new("v", VolumeSpec::default());
+        let mut going = staying.clone();
+        going.metadata.deletion_timestamp = Some(now().into());
+        for volume in [Some(&staying), Some(&going), None] {
+            for active in [false, true] {
+                let twins = [twin("a", active, Some(5)), twin("b", !active, None)];
+                assert_eq!(decided(twins, volume), "another's", "{active}");
+                // One after the other, and at once by the API server's clock: one of them decides, and it alone.
+                let (first, last) = (twin("b", active, Some(5)), twin("a", !active, Some(6)));
+                assert_eq!(decided([first.clone(), last.clone()], volume), "another's", "{active}");
+                assert_eq!(decided([last, first], volume), "waits", "{active}");
+                let (first, last) = (twin("a", active, Some(5)), twin("b", !active, Some(5)));
+                assert_eq!(decided([first.clone(), last.clone()], volume), "another's", "{active}");
+                assert_eq!(decided([last, first], volume), "waits", "{active}");
+            }
+        }
+        // Longhorn's finalizer is off: it goes, and decides nothing.
+        let mut undecided = twin("b", true, Some(6));
+        undecided.metadata.finalizers = Some(vec!["foregroundDeletion".into()]);
+        assert_eq!(decided([twin("a", false, Some(5)), undecided], Some(&going)), "goes");
+        type Case = (&'static str, fn(&mut ReplicaSpec));
+        let elsewhere: [Case; 3] = [
+            ("another node", |spec| spec.node_id = "n2".into()),
+            ("another disk", |spec| spec.disk_id = "e".into()),
+            ("another directory", |spec| spec.data_directory_name = "v-0a1b2c3e".into()),
+        ];
+        for (what, change) in elsewhere {
+            let mut other = twin("b", true, None);
+            change(&mut other.spec);
+            assert_eq!(decided([twin("a", false, Some(5)), other], Some(&staying)), "after others", "{what}");
+        }
+    }
+
+    #[test]
+    fn of_two_replicas_of_a_directory_one_is_spare() {
+        let spare = |twins: &[Replica], members: Option<&[&str]>| -> Vec<String> {
+            let epoch = members.map(|all| EpochRecord {
+                members: all.iter().map(|m| (*m).to_owned()).collect(),
+                ..EpochRecord::default()
+            });
+            let mut volume = Volume::new("v", VolumeSpec::default());
+            volume.status = Some(VolumeStatus { epoch, ..VolumeStatus::default() });
+            let all: Vec<&Replica> = twins.iter().collect();
+            let found = twins.iter().filter(|r| is_spare(r, &all, &volume));
+            found.map(|r| r.metadata.name.clone().unwrap()).collect()
+        };
+        let pair = |a, b| [twin("a", a, None), twin("b", b, None)];
+        assert_eq!(spare(&pair(false, true), None), ["a"]);
+        assert_eq!(spare(&pair(true, false), None), ["b"]);
+        assert_eq!(spare(&pair(false, false), None), ["b"], "Longhorn was changing over: one of them stays");
+        assert_eq!(spare(&pair(false, true), Some(&["a"])), ["b"], "an engine here has served the other one");
+        let mut failed = pair(false, false);
+        failed[0].spec.failed_at = "2026-01-02T00:00:00Z".into();
+        assert_eq!(spare(&failed, None), ["a"]);
+        assert_eq!(spare(&pair(true, true), None), [""; 0], "neither is Longhorn's leftover");
+        assert_eq!(spare(&pair(false, true)[..1], None), [""; 0], "it has the directory alone");
+        let mut apart = pair(false, true);
+        apart[0].spec.data_directory_name = "v-0a1b2c3e".into();
+        assert_eq!(spare(&apart, None), [""; 0]);
     }
 
     #[test]

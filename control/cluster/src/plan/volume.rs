@@ -37,7 +37,7 @@ use crate::api::{
 };
 use crate::schedule;
 use crate::settings::Settings;
-pub use clone::{CLONED, CLONING, CloneSource, SOURCE_LARGER, SOURCE_MISSING, Source};
+pub use clone::{CLONE_UNFINISHED, CLONED, CLONING, CloneSource, SOURCE_LARGER, SOURCE_MISSING, Source};
 use draft::Draft;
 pub use eviction::EVICTION;
 pub use image::exchanges;
@@ -159,6 +159,7 @@ pub fn plan(observed: &Observed<'_>) -> Vec<Action> {
         if draft.refuse_unbuilt() {
             return draft.finish();
         }
+        draft.remove_spare();
         if draft.waits_for_what_is_left() {
             return draft.finish();
         }

@@ -151,6 +151,16 @@ async fn remove_data(context: &Context, resource: &Replica) -> Done<Outcome> {
             context.desk.set_finalizer(resource, false).await?;
             return Ok(Outcome::Done);
         }
+        Data::IsAnothers => {
+            tracing::info!(
+                replica = resource.name_any(),
+                "its data, {}, is another replica's",
+                place(resource)
+            );
+            context.desk.set_finalizer(resource, false).await?;
+            return Ok(Outcome::Done);
+        }
+        Data::Waits => return Ok(Outcome::Again(KEPT)),
     }
     let spec = &resource.spec;
     let (disk, directory) = (PathBuf::from(&spec.disk_path), spec.data_directory_name.clone());
@@ -173,6 +183,10 @@ enum Data {
     Stays,
     /// There is no volume.
     IsNobodys,
+    /// Another replica has the same directory.
+    IsAnothers,
+    /// Another one has it that was deleted before.
+    Waits,
 }
 
 /// Asked of the API server itself: there is no way back.
@@ -188,6 +202,8 @@ async fn data(context: &Context, resource: &Replica) -> Done<Data> {
     let goes = match replica::fate(resource, volume.as_ref(), &all) {
         Fate::Goes => true,
         Fate::Unasked => return Ok(Data::IsNobodys),
+        Fate::Anothers => return Ok(Data::IsAnothers),
+        Fate::AfterTwins => return Ok(Data::Waits),
         Fate::After(others) => is_one_readable(desk, &others).await?,
     };
     // A volume that goes, too, is begun no more.

@@ -6,13 +6,14 @@
 
 use std::time::Duration;
 
-use super::Action;
 use super::draft::Draft;
+use super::{Action, READY};
 use crate::api::{
     CloneOrigin, Conditions, DesireState, InstanceState, Replica, Snapshot, SnapshotSpec, Volume, VolumeState,
 };
 use crate::plan::age;
 use crate::plan::replica::holds_everything;
+use crate::plan::served::tells_epochs;
 use crate::plan::snapshot::FOR_CLONE;
 use crate::schedule::{Locality, place};
 
@@ -31,6 +32,12 @@ pub const SOURCE_MISSING: &str = "SourceMissing";
 /// The condition's reason where the source has grown beyond the clone before anything was copied. A copy is as large as the source by
 /// then, whenever the snapshot was taken: its tail would be no volume's, and missing in backups.
 pub const SOURCE_LARGER: &str = "SourceLarger";
+
+/// The condition's reason where Longhorn began to copy and did not end it.
+pub const CLONE_UNFINISHED: &str = "CloneUnfinished";
+
+/// What `status.cloneStatus.state` says between Longhorn's attempts; nobody else writes it.
+const FAILED: &str = "failed";
 
 /// How often a clone is looked at: nobody tells of the source's replicas and snapshots.
 const LOOK: Duration = Duration::from_millis(500);
@@ -87,6 +94,10 @@ impl Draft<'_> {
             return false;
         }
         self.status.state = VolumeState::Creating;
+        if self.is_left_unfinished() {
+            self.refuse_unfinished(&data_source);
+            return true;
+        }
         let clone = &mut self.status.clone_status;
         INITIATED.clone_into(&mut clone.state);
         source.volume.clone_into(&mut clone.source_volume);
@@ -113,6 +124,45 @@ impl Draft<'_> {
                 self.look_again(LOOK);
                 true
             }
+        }
+    }
+
+    /// True for a clone that Longhorn has begun, as its state says, and not ended: it calls its replicas healthy before it copies anything.
+    /// Where nothing tells what a replica holds, that it is called healthy does; here a copy is, and its volume has said that it is made.
+    fn is_left_unfinished(&self) -> bool {
+        let status = &self.status;
+        let was_begun_here =
+            status.conditions.get_condition(CLONING).is_some_and(|c| c.reason != CLONE_UNFINISHED);
+        let is_longhorns = match status.clone_status.state.as_str() {
+            INITIATED => !was_begun_here,
+            FAILED => true,
+            _ => false,
+        };
+        let was_served = status.epoch.is_some()
+            || status.generation.is_some()
+            || self.o.replicas.iter().copied().any(tells_epochs);
+        let is_copied_here = || self.replicas.values().any(|r| r.clone_from != CloneOrigin::default());
+        is_longhorns && !was_served && !self.replicas.is_empty() && !is_copied_here()
+    }
+
+    /// Keeps such a clone from everybody: its state stays, which is all that tells it from a whole one.
+    fn refuse_unfinished(&mut self, data_source: &str) {
+        for engine in [&mut self.engine, &mut self.second].into_iter().flatten() {
+            engine.desire_state = DesireState::Stopped;
+        }
+        self.replicas.values_mut().for_each(|replica| replica.desire_state = DesireState::Stopped);
+        let message = format!(
+            "Longhorn began to copy {data_source} into this volume and did not finish: it is not whole, and is not attached; delete it, \
+             by its claim where it has one, and clone again"
+        );
+        let before = self.status.conditions.get_condition(CLONING);
+        if before.is_none_or(|c| c.reason != CLONE_UNFINISHED) {
+            self.tell(true, CLONE_UNFINISHED, message.clone());
+        }
+        let now = self.now.clone();
+        // Whoever waits to have it attached hears of the second one.
+        for kind in [CLONING, READY] {
+            self.status.conditions.set_condition(kind, false, CLONE_UNFINISHED, &message, &now);
         }
     }
 
@@ -258,7 +308,8 @@ mod tests {
     use super::super::{Observed, plan};
     use super::*;
     use crate::api::{
-        EpochRecord, Int64Text, ReplicaSpec, ReplicaStatus, SnapshotStatus, VolumeSpec, VolumeStatus,
+        CloneStatus, EpochRecord, GenerationText, Int64Text, ReplicaSpec, ReplicaStatus, SnapshotStatus,
+        VolumeSpec, VolumeStatus,
     };
     use crate::schedule::{Cluster, Disk, Node};
     use crate::settings::Settings;
@@ -429,6 +480,107 @@ mod tests {
         let status = world.clone.status.clone().unwrap();
         assert_eq!((status.clone_status.state.as_str(), status.state), (CLONED, VolumeState::Detached));
         assert_eq!(world.replicas.len(), 2, "the one that was being filled is no copy that failed");
+    }
+
+    /// A replica as Longhorn makes it, of a clone whose engine has served.
+    fn longhorns(name: &str) -> Replica {
+        let spec = ReplicaSpec {
+            active: true,
+            node_id: "n1".into(),
+            data_directory_name: "new-0a1b2c3d".into(),
+            healthy_at: "2026-01-01T00:00:00Z".into(),
+            desire_state: DesireState::Running,
+            ..ReplicaSpec::default()
+        };
+        Replica::new(name, spec)
+    }
+
+    fn says(world: &mut World, state: &str) {
+        let clone_status = CloneStatus { state: state.into(), ..CloneStatus::default() };
+        world.clone.status = Some(VolumeStatus { clone_status, ..VolumeStatus::default() });
+    }
+
+    #[test]
+    fn a_clone_that_longhorn_did_not_finish_is_none_and_is_not_attached() {
+        for state in ["failed", "initiated"] {
+            let mut world = World::new("vol://src");
+            world.clone.spec.node_id = "n1".into();
+            world.replicas = vec![longhorns("new-r-1")];
+            says(&mut world, state);
+            let told = |actions: &[Action]| {
+                let is_told =
+                    |a: &&Action| matches!(a, Action::Tell(event) if event.reason == CLONE_UNFINISHED);
+                actions.iter().filter(is_told).count()
+            };
+            let actions = world.look();
+            assert_eq!((world.waits().as_str(), told(&actions)), (CLONE_UNFINISHED, 1), "{state}");
+            let conditions = world.clone.status.as_ref().unwrap().conditions.clone();
+            let ready = conditions.get_condition(READY).expect("whoever attaches it hears of that");
+            assert!(ready.message.contains("delete") && ready.message.contains("vol://src"), "{ready:?}");
+            assert_eq!(world.replicas[0].spec.desire_state, DesireState::Stopped, "{state}");
+            world.replica_is(InstanceState::Running);
+            for _ in 0..3 {
+                let actions = world.look();
+                assert_eq!((world.waits().as_str(), told(&actions)), (CLONE_UNFINISHED, 0), "{state}");
+            }
+            assert_eq!(world.replicas.len(), 1, "{state}");
+        }
+    }
+
+    #[test]
+    fn a_clone_that_longhorn_began_without_any_replica_is_copied_here() {
+        let mut world = World::new("snap://src/s");
+        world.snapshot("s", true);
+        // The second time with the replica that the first time made: what was to be said of it was not written.
+        for replicas in [0, 1] {
+            assert_eq!(world.replicas.len(), replicas);
+            says(&mut world, "failed");
+            world.look();
+            assert_eq!(world.waits(), "Copying");
+        }
+        world.look();
+        world.replica_is(InstanceState::Running);
+        world.look();
+        assert_eq!(world.clone.status.as_ref().unwrap().clone_status.state, CLONED);
+    }
+
+    #[test]
+    fn a_clone_that_was_copied_here_or_served_is_whole_whatever_its_state_says() {
+        // The write that says so was lost after that of the replica.
+        let mut world = World::new("snap://src/s");
+        world.snapshot("s", true);
+        world.look();
+        world.look();
+        let before = world.clone.status.clone();
+        world.replica_is(InstanceState::Running);
+        world.look();
+        assert!(!world.replicas[0].spec.healthy_at.is_empty());
+        world.clone.status = before;
+        world.look();
+        assert_eq!(world.clone.status.as_ref().unwrap().clone_status.state, CLONED);
+
+        type Case = (&'static str, fn(&mut World));
+        let cases: [Case; 5] = [
+            ("", |_| {}),
+            ("copy-completed-awaiting-healthy", |_| {}),
+            ("initiated", |w| w.clone.status.as_mut().unwrap().epoch = Some(EpochRecord::default())),
+            ("failed", |w| {
+                w.clone.status.as_mut().unwrap().generation = Some(GenerationText(1.into()));
+            }),
+            ("failed", |w| {
+                let status = ReplicaStatus { epoch_recorded: true, ..ReplicaStatus::default() };
+                w.replicas[0].status = Some(status);
+            }),
+        ];
+        for (n, (state, change)) in cases.into_iter().enumerate() {
+            let mut world = World::new("vol://src");
+            world.replicas = vec![longhorns("new-r-1")];
+            says(&mut world, state);
+            change(&mut world);
+            world.look();
+            let status = world.clone.status.unwrap();
+            assert_eq!(status.clone_status.state, CLONED, "{n}: {state}");
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::api::{
     DataLocality, DesireState, Engine, EngineSpec, InstanceState, Quorum, Replica, ReplicaMode, ReplicaSpec,
     Toggle, VolumeStatus,
 };
+use crate::plan::replica::is_spare;
 use crate::plan::served::tells_epochs;
 use crate::plan::{Event, FINALIZER, written};
 use crate::schedule::{Locality, Resident, Want};
@@ -18,8 +19,10 @@ pub(super) struct Draft<'a> {
     pub(super) now: String,
     pub(super) engine: Option<EngineSpec>,
     pub(super) second: Option<EngineSpec>,
-    /// Of all replicas that are there and stay, and of those to be made.
+    /// Of all replicas that are there and stay, and of those to be made. Of those with one directory one is here.
     pub(super) replicas: BTreeMap<String, ReplicaSpec>,
+    /// Names and nodes of those that share the directory of one of these.
+    pub(super) spare: Vec<(String, String)>,
     pub(super) status: VolumeStatus,
     pub(super) actions: Vec<Action>,
     /// Replicas that the engine is to let go of.
@@ -29,7 +32,10 @@ pub(super) struct Draft<'a> {
 
 impl<'a> Draft<'a> {
     pub(super) fn new(o: &'a Observed<'a>) -> Self {
-        let staying = o.replicas.iter().filter(|r| r.metadata.deletion_timestamp.is_none());
+        let stays = |r: &&Replica| r.metadata.deletion_timestamp.is_none();
+        let staying: Vec<&Replica> = o.replicas.iter().copied().filter(stays).collect();
+        let (spare, serving): (Vec<_>, Vec<_>) =
+            staying.iter().copied().partition(|r| is_spare(r, &staying, o.volume));
         let spec = |engine: Option<&Engine>| {
             engine.filter(|e| e.metadata.deletion_timestamp.is_none()).map(|e| e.spec.clone())
         };
@@ -39,7 +45,8 @@ impl<'a> Draft<'a> {
             now: written(o.now),
             engine: spec(o.engine),
             second: spec(o.second),
-            replicas: staying.map(|r| (name_of(r), r.spec.clone())).collect(),
+            replicas: serving.into_iter().map(|r| (name_of(r), r.spec.clone())).collect(),
+            spare: spare.into_iter().map(|r| (name_of(r), r.spec.node_id.clone())).collect(),
             status: o.volume.status.clone().unwrap_or_default(),
             actions: Vec::new(),
             dropped: BTreeSet::new(),

@@ -417,6 +417,23 @@ impl Draft<'_> {
         self.actions.extend(names.into_iter().map(Action::ForgetReplica));
     }
 
+    /// Removes replicas that Longhorn made of a directory that another one has, and leaves that (`crate::plan::replica::fate`). A manager
+    /// of an older version would not: its node is one without this one's program yet.
+    pub(super) fn remove_spare(&mut self) {
+        let is_new =
+            |node: &String| self.o.cluster.nodes.get(node).is_some_and(|n| n.programs.contains(self.o.image));
+        for (name, node) in std::mem::take(&mut self.spare) {
+            if !is_new(&node) {
+                self.look_again(ROOM);
+                continue;
+            }
+            let message =
+                format!("replica {name} is Longhorn's second one of a directory that stays with another");
+            self.tell(false, "ReplicaRemoved", message);
+            self.actions.push(Action::DeleteReplica(name));
+        }
+    }
+
     pub(super) fn is_gone(&self, node: &str) -> bool {
         is_gone(node, self.o.cluster, self.o.nodes_up)
     }

@@ -38,6 +38,31 @@ fn a_new_volume_gets_its_engine_and_replicas_and_rests() {
     assert_eq!(world.plan(), [], "at rest nothing is done");
 }
 
+/// As a live upgrade or migration of Longhorn's leaves it.
+#[test]
+fn a_second_replica_of_a_directory_serves_nobody_and_goes_once_its_manager_leaves_the_directory() {
+    let mut world = World::new(VolumeSpec::default());
+    world.settle();
+    world.crowded = true;
+    let first = world.replica_on("n1");
+    let second = "v-r-00000000";
+    let mut spec = world.replicas[&first].spec.clone();
+    (spec.active, spec.healthy_at) = (false, "2026-01-01T00:00:00Z".into());
+    world.replicas.insert(second.into(), Replica::new(second, spec));
+    world.replicas.get_mut(&first).unwrap().spec.healthy_at = "2026-01-01T00:00:00Z".into();
+    world.attach("n1");
+    assert_eq!(world.status().state, VolumeState::Attached);
+    assert!(!world.first_told.iter().any(|name| name == second), "{:?}", world.first_told);
+    assert_eq!(world.replicas[second].spec.desire_state, DesireState::Stopped);
+    assert_eq!(world.replicas.len(), 4, "a manager of before would remove what both have");
+    for node in world.cluster.nodes.values_mut() {
+        node.programs.insert("longhorn:1".into());
+    }
+    world.pass(60);
+    assert_eq!(world.nodes(), ["n1", "n2", "n3"]);
+    assert!(world.replicas.contains_key(&first), "the one that serves stays");
+}
+
 #[test]
 fn a_decision_made_again_before_it_is_seen_makes_the_same_replicas() {
     let world = World::new(VolumeSpec::default());
