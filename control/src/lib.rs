@@ -9,6 +9,7 @@ pub mod engine;
 pub mod front;
 mod health;
 pub mod host;
+pub mod joining;
 mod limits;
 pub mod logging;
 pub mod manager;

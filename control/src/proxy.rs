@@ -14,12 +14,21 @@ use std::time::Duration;
 use tonic::{Request, Response, Status};
 
 use crate::host::Root;
+use crate::joining::{NotInSync, until_in_sync};
 use crate::proto::imrpc;
 use crate::proto::imrpc::proxy_engine_service_server::ProxyEngineService;
 use crate::proto::ptypes;
 use crate::proto::volume;
 use crate::unbuilt::unbuilt;
 use engine::{AtPort, Engine, Engines, LONG};
+
+/// How long a client waits for what moves data.
+fn patience(grpc_timeout_seconds: i64) -> Duration {
+    match u64::try_from(grpc_timeout_seconds) {
+        Ok(seconds @ 1..) => Duration::from_secs(seconds),
+        _ => LONG,
+    }
+}
 
 /// The service.
 #[derive(Debug)]
@@ -224,9 +233,7 @@ impl ProxyEngineService for Proxy {
             instance: request.from_engine_name,
             snapshot: request.snapshot_name,
         };
-        let limit = u64::try_from(request.grpc_timeout_seconds).unwrap_or_default();
-        let limit = if limit == 0 { LONG } else { Duration::from_secs(limit) };
-        let engine = self.engine(Some(target))?.waiting(limit);
+        let engine = self.engine(Some(target))?.waiting(patience(request.grpc_timeout_seconds));
         engine.operate(clone, |mut c, r| async move { c.snapshot_clone(r).await }).await?;
         Ok(Response::new(()))
     }
@@ -298,8 +305,8 @@ impl ProxyEngineService for Proxy {
         not_removed(asked, failed).map(Response::new)
     }
 
-    /// The replica is added and then brought in sync; how far that is, `ReplicaRebuildingStatus` tells. Sizes, Longhorn's
-    /// fast sync and its time limits mean nothing here.
+    /// Answers when the replica that was added is in sync, as Longhorn's does, whose clients take success for one more copy of everything; how
+    /// far that is, `ReplicaRebuildingStatus` tells. Sizes, Longhorn's fast sync and the limits of its file transfer mean nothing here.
     async fn replica_add(&self, request: Request<imrpc::EngineReplicaAddRequest>) -> Answer<()> {
         let request = request.into_inner();
         if request.restore {
@@ -308,15 +315,32 @@ impl ProxyEngineService for Proxy {
             ));
         }
         let engine = self.engine(request.proxy_engine_request)?;
-        let address = request.replica_address;
-        if request.replica_name.is_empty() {
-            let create = ptypes::ControllerReplicaCreateRequest { address, ..Default::default() };
+        let (address, name) = (request.replica_address, request.replica_name);
+        if name.is_empty() {
+            let create =
+                ptypes::ControllerReplicaCreateRequest { address: address.clone(), ..Default::default() };
             engine.ask(create, |mut c, r| async move { c.controller_replica_create(r).await }).await?;
         } else {
-            let replica = volume::NamedReplica { name: request.replica_name, address };
+            let replica = volume::NamedReplica { name: name.clone(), address: address.clone() };
             engine.operate(replica, |mut c, r| async move { c.replica_add(r).await }).await?;
         }
-        Ok(Response::new(()))
+        let list = || {
+            let list = engine.ask((), |mut c, r| async move { c.replica_list(r).await });
+            async move { Ok::<_, Status>(list.await?.replicas) }
+        };
+        let joined = tokio::time::timeout(
+            patience(request.grpc_timeout_seconds),
+            until_in_sync(&address, &name, list),
+        );
+        match joined.await {
+            Ok(Ok(())) => Ok(Response::new(())),
+            Ok(Err(NotInSync::Unheard(status))) => Err(status),
+            Ok(Err(e @ NotInSync::TakenOut(_))) => Err(Status::aborted(e.to_string())),
+            Ok(Err(e @ NotInSync::LeftOut { .. })) => Err(Status::failed_precondition(e.to_string())),
+            Err(_) => Err(Status::deadline_exceeded(format!(
+                "replica {address} is added and not in sync yet: its engine goes on"
+            ))),
+        }
     }
 
     async fn replica_list(

@@ -4,6 +4,7 @@
 mod reach;
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ struct Engine {
     asked: Mutex<Vec<Operation>>,
     cloned: Mutex<Vec<CloneSource>>,
     purging: bool,
+    /// Looks at a replica that was added.
+    looks: AtomicU32,
 }
 
 impl EngineControl for Engine {
@@ -44,13 +47,21 @@ impl EngineControl for Engine {
             reason: String::new(),
             rebuild: (mode == ptypes::ReplicaMode::Wo).then_some((30, 100)),
         };
+        let added = self.asked.lock().unwrap().iter().find_map(|operation| match operation {
+            Operation::AddReplica { name, address } => Some((name.clone(), address.clone())),
+            _ => None,
+        });
+        let added = added.map(|(name, address)| {
+            let is_in_sync = self.looks.fetch_add(1, Ordering::SeqCst) >= 3;
+            let mode = if is_in_sync { ptypes::ReplicaMode::Rw } else { ptypes::ReplicaMode::Wo };
+            EngineReplica { address, ..replica(&name, mode) }
+        });
+        let members =
+            [replica("demo-r-1", ptypes::ReplicaMode::Rw), replica("demo-r-2", ptypes::ReplicaMode::Wo)];
         EngineStatus {
             volume: "demo".into(),
             size: 1 << 30,
-            replicas: vec![
-                replica("demo-r-1", ptypes::ReplicaMode::Rw),
-                replica("demo-r-2", ptypes::ReplicaMode::Wo),
-            ],
+            replicas: members.into_iter().chain(added).collect(),
             ..Default::default()
         }
     }
@@ -281,6 +292,7 @@ async fn operations_reach_the_engine_as_they_were_meant() {
         ..Default::default()
     };
     proxy.replica_add(add).await.unwrap();
+    assert!(engine.looks.load(Ordering::SeqCst) > 3, "it answers before the replica is in sync");
     let remove = imrpc::EngineReplicaRemoveRequest {
         proxy_engine_request: Some(demo()),
         replica_address: "unix:/r/demo-r-2.sock".into(),

@@ -103,7 +103,9 @@ fn a_volume_without_processes_whose_device_is_in_use_keeps_its_bytes() {
     let Some(host) = Host::new("inuse") else { return };
     let volume = host.volume.as_str();
     if !Path::new("/dev/fuse").exists() || !Path::new("/dev/loop-control").exists() {
-        eprintln!("SKIP a_volume_without_processes_whose_device_is_in_use: this host has no FUSE or no loop devices");
+        eprintln!(
+            "SKIP a_volume_without_processes_whose_device_is_in_use: this host has no FUSE or no loop devices"
+        );
         return;
     }
     host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);

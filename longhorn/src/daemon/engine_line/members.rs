@@ -1,19 +1,14 @@
 //! The words that are about replicas.
 
-use std::time::Instant;
-
 use anyhow::{Context as _, Result, anyhow, bail};
+use control::joining::{NotInSync, until_in_sync};
 use control::proto::ptypes;
 use control::proto::ptypes::ReplicaMode;
 use control::proto::ptypes::replica_service_client::ReplicaServiceClient;
 use control::proto::volume::NamedReplica;
 
 use super::words::AddArgs;
-use super::{LOOK, Line, as_listed, show};
-
-/// How long a replica that was added may be left out before whoever added it is told: its engine connects within seconds, and
-/// begins again by itself after what passes.
-const LEFT_OUT: std::time::Duration = std::time::Duration::from_secs(30);
+use super::{Line, as_listed, show};
 
 impl Line {
     pub(super) async fn list(&mut self) -> Result<()> {
@@ -54,31 +49,20 @@ impl Line {
                 self.engine.controller_replica_create(request).await?;
             }
         }
-        let mut left_out = None;
-        loop {
-            let replicas = self.replicas().await?;
-            // Another replica may have had the address before.
-            let is_it = |a: &ptypes::ReplicaAddress| {
-                a.address == address && name.as_ref().is_none_or(|name| a.instance_name == *name)
-            };
-            let found = replicas.into_iter().find(|r| r.address.as_ref().is_some_and(is_it));
-            let Some(replica) = found else { bail!("replica {address} was taken out again") };
-            match replica.mode() {
-                ReplicaMode::Rw => return Ok(()),
-                ReplicaMode::Wo => left_out = None,
-                ReplicaMode::Err => {
-                    if left_out.get_or_insert_with(Instant::now).elapsed() >= LEFT_OUT {
-                        bail!(
-                            "replica {address} is added and not in sync yet: {}; its engine goes on trying, and `longhorn \
-                             verify-rebuild {}` says when it is",
-                            replica.reason,
-                            name.as_ref().unwrap_or(&address)
-                        );
-                    }
-                }
+        let wanted = name.clone().unwrap_or_default();
+        let engine = &self.engine;
+        let list = || {
+            let mut engine = engine.clone();
+            async move { Ok::<_, anyhow::Error>(engine.replica_list(()).await?.into_inner().replicas) }
+        };
+        until_in_sync(&address, &wanted, list).await.map_err(|e| match e {
+            NotInSync::Unheard(e) => e,
+            left @ NotInSync::LeftOut { .. } => {
+                let name = name.as_ref().unwrap_or(&address);
+                anyhow!("{left}, and `longhorn verify-rebuild {name}` says when it is")
             }
-            tokio::time::sleep(LOOK).await;
-        }
+            taken @ NotInSync::TakenOut(_) => anyhow!("{taken}"),
+        })
     }
 
     pub(super) async fn remove(&mut self, replica: &str) -> Result<()> {
