@@ -17,6 +17,7 @@ mod down;
 mod engine;
 mod erase;
 mod grown;
+mod host_path;
 mod import;
 mod install;
 mod interrupt;

@@ -311,6 +311,90 @@ fn the_chart_is_made_of_deploy() {
     }
 }
 
+/// What Helm makes of the managers' template with these further disks and this path of data; all other values are the defaults.
+fn managers_of_the_chart(disks: &[&str], data_path: &str) -> String {
+    let mut text = read(&deploy().join("chart/templates/manager.yaml"));
+    text = text.split_once('\n').unwrap().1.to_owned();
+    let range = "{{- range $i, $path := .Values.extraDiskPaths }}\n";
+    while let Some((before, rest)) = text.split_once(range) {
+        let (each, rest) = rest.split_once("{{- end }}\n").unwrap();
+        let all = disks.iter().enumerate().map(|(i, path)| {
+            each.replace("{{ $i }}", &i.to_string()).replace("{{ $path | quote }}", &format!("{path:?}"))
+        });
+        // The expressions stand behind spaces that go with the line before.
+        let all: String = all.map(|one| one.trim_end_matches(' ').to_owned()).collect();
+        text = format!("{}{all}{rest}", before.trim_end_matches(' '));
+    }
+    let usual = data_path == "/var/lib/longhorn";
+    let settings = if usual { json!({}) } else { json!({ "default-data-path": data_path }) }.to_string();
+    let set = "      {{- $settings := include \"longhorn.defaultSettings\" . }}
+      {{- if ne $settings \"{}\" }}\n";
+    let (before, rest) = text.split_once(set).unwrap();
+    let (marked, rest) = rest.split_once("      {{- end }}\n").unwrap();
+    let sum = Command::new("sh")
+        .args(["-c", "printf %s \"$1\" | sha256sum", "-", &settings])
+        .output()
+        .map(|done| String::from_utf8(done.stdout).unwrap()[..64].to_owned());
+    let marked = marked.replace("{{ sha256sum $settings }}", &sum.unwrap());
+    text = format!("{before}{}{rest}", if usual { "" } else { &marked });
+    text = text.replace("{{ include \"longhorn.defaultSettings\" . }}", &settings);
+    text = text.replace("{{ include \"longhorn.dataPath\" . }}", data_path);
+    let pods = pods("longhornManager");
+    text = text.replace(&pods.1, &pods.0);
+    for (part, value) in IMAGES.iter().chain(MANAGER) {
+        text = text.replace(value, part);
+    }
+    assert!(!text.contains("{{"), "{text}");
+    text
+}
+
+#[test]
+fn disks_and_the_path_of_data_are_given_to_pods_as_the_chart_gives_them() {
+    for (disks, data_path) in [
+        (&[][..], "/var/lib/longhorn"),
+        (&["/mnt/disk1"], "/var/lib/longhorn"),
+        (&["/var/lib/longhorn-2", "/mnt/two words"], "/var/lib/longhorn"),
+        (&[], "/data/longhorn"),
+        (&["/mnt/b", "/mnt/a", "/var/lib/longhorn"], "/data/longhorn"),
+    ] {
+        let managers = managers_of_the_chart(disks, data_path);
+        let of = |name: &&str| if *name == "manager" { managers.clone() } else { source(name) };
+        let expected: String = FILES.iter().map(|name| format!("---\n{}", of(name))).collect();
+        let mut args: Vec<&str> = disks.iter().flat_map(|path| ["--disk", path]).collect();
+        if data_path != "/var/lib/longhorn" {
+            args.extend(["--data-path", data_path]);
+        }
+        let given = printed(&args);
+        let differs = given.lines().zip(expected.lines()).find(|(given, expected)| given != expected);
+        assert!(given == expected, "{args:?}: {differs:?}");
+        assert_eq!(given.matches("name: disk-").count(), 4 * disks.len(), "two pods, and two places in each");
+    }
+}
+
+#[test]
+fn a_directory_that_pods_cannot_be_given_is_refused_by_its_name() {
+    for (args, says) in [
+        (&["--disk", "mnt/disk1"][..], "is no absolute path"),
+        (&["--disk", "/mnt/../disk1"], "write where that leads"),
+        (&["--disk", "/mnt/disk1/"], "is written /mnt/disk1"),
+        (&["--disk", "/"], "of their own"),
+        (&["--disk", "/mnt/a", "--disk", "/mnt/b", "--disk", "/mnt/a"], "--disk /mnt/a is given twice"),
+        (&["--disk", "/var/lib/longhorn"], "leave it out"),
+        (&["--disk", "/var/lib/longhorn/disk2"], "leave it out"),
+        (&["--disk", "/data", "--data-path", "/data/longhorn"], "would hide /data/longhorn"),
+        (&["--data-path", "data"], "is no absolute path"),
+    ] {
+        let refused = Command::new(env!("CARGO_BIN_EXE_longhornctl"))
+            .args(["install", "manifests"])
+            .args(args)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!((refused.status.code(), refused.stdout.len()), (Some(2), 0), "{args:?}: {said}");
+        assert!(said.contains(says), "{args:?}: {said}");
+    }
+}
+
 #[test]
 fn the_dockerfile_builds_with_the_trees_toolchain() {
     let toolchain = read(&deploy().join("../rust-toolchain.toml"));

@@ -10,6 +10,7 @@ use clap_complete::Shell;
 use lh_block::REPLICAS_MAX;
 use serde::Serialize;
 
+use super::host_path::{data_path, disk_path};
 use crate::arguments::{
     Checksum, DEFAULT_ROOT, Frontend, Listen, Quorum, ROOT_VARIABLE, block_size, image_name, known_snapshot,
     label, listen_address, process_name, root_path, seconds, secret_name, size_or_none, snapshot_name,
@@ -522,4 +523,10 @@ pub(super) struct ManifestArgs {
     /// A Secret of namespace longhorn-system with which nodes pull images; may be given several times
     #[arg(long, value_parser = secret_name, value_name = "NAME")]
     pub image_pull_secret: Vec<String>,
+    /// A directory of nodes that a Node may name as a disk; may be given several times. Each node has to have it, if need be an empty one
+    #[arg(long, value_parser = disk_path, value_name = "PATH")]
+    pub disk: Vec<String>,
+    /// Where volumes, logs and sockets of a node lie; also its default disk. It stays while there are volumes [default: /var/lib/longhorn]
+    #[arg(long, value_parser = data_path, value_name = "PATH")]
+    pub data_path: Option<String>,
 }

@@ -258,7 +258,11 @@ pub(super) const MANIFESTS_HELP: &str = "\
 Examples:
   longhornctl install manifests > longhorn.yaml
   longhornctl install manifests --image HOST/longhorn:0.1.0 \\
-    | kubectl apply --server-side -f -
+    --disk /mnt/disk1 --disk /mnt/disk2 | kubectl apply --server-side -f -
+
+Pods have --data-path and what is mounted below; a Node's disk elsewhere has to
+be given. Where a node has no such disk, make an empty directory: its pods do
+not start without.
 
 This command itself does nothing to a cluster. Where Longhorn runs already,
 managers and drivers do not begin, and say what to do.";
