@@ -24,6 +24,7 @@ mod interrupt;
 mod lock;
 mod manager;
 mod members;
+mod moving;
 mod observe;
 mod output;
 mod place;
@@ -199,6 +200,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
         }
         Command::Scrub(args) => scrub::run(context, &args).await,
         Command::Doctor | Command::Check { command: CheckCommand::Preflight } => doctor::run(context),
+        Command::Check { command: CheckCommand::Move { resources } } => moving::check(context, &resources),
         Command::Install { command: InstallCommand::Manifests(args) } => install::manifests(&args),
         Command::Install { command: InstallCommand::Systemd(args) } => systemd::install(&context.root, &args),
         Command::DeviceName { numbers } => device::print_name(&numbers),

@@ -127,6 +127,8 @@ fn help_is_as_promised() {
         &["replica", "export"],
         &["scrub"],
         &["doctor"],
+        &["check"],
+        &["check", "move"],
         &["install"],
         &["install", "manifests"],
         &["install", "systemd"],

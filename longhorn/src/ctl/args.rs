@@ -16,12 +16,12 @@ use crate::arguments::{
     label, listen_address, process_name, root_path, seconds, secret_name, size_or_none, snapshot_name,
     volume_name,
 };
-pub(super) use as_longhorn::{CheckCommand, ExportCommand, TrimCommand};
+pub(super) use as_longhorn::{ExportCommand, TrimCommand};
 
 use examples::{
-    AFTER_HELP, CLONE_HELP, COMPLETION_HELP, DOCTOR_HELP, DOWN_HELP, IMPORT_HELP, INSTALL_HELP, LS_HELP,
-    MANIFESTS_HELP, RELEASE_HELP, REPLICA_ADD_HELP, REPLICA_EXPORT_HELP, REPLICA_HELP, REPLICA_LS_HELP,
-    REPLICA_REBUILD_HELP, REPLICA_RM_HELP, RESIZE_HELP, RM_HELP, SALVAGE_HELP, SCRUB_HELP,
+    AFTER_HELP, CHECK_HELP, CLONE_HELP, COMPLETION_HELP, DOCTOR_HELP, DOWN_HELP, IMPORT_HELP, INSTALL_HELP,
+    LS_HELP, MANIFESTS_HELP, MOVE_HELP, RELEASE_HELP, REPLICA_ADD_HELP, REPLICA_EXPORT_HELP, REPLICA_HELP,
+    REPLICA_LS_HELP, REPLICA_REBUILD_HELP, REPLICA_RM_HELP, RESIZE_HELP, RM_HELP, SALVAGE_HELP, SCRUB_HELP,
     SNAPSHOT_CREATE_HELP, SNAPSHOT_DIFF_HELP, SNAPSHOT_EXPORT_HELP, SNAPSHOT_HELP, SNAPSHOT_LS_HELP,
     SNAPSHOT_PURGE_HELP, SNAPSHOT_REVERT_HELP, SNAPSHOT_RM_HELP, SNAPSHOT_TREE_HELP, STATUS_HELP,
     SYSTEMD_HELP, UP_HELP, UPGRADE_HELP,
@@ -156,8 +156,8 @@ pub(super) enum Command {
         #[command(subcommand)]
         command: InstallCommand,
     },
-    /// As Longhorn's longhornctl has it
-    #[command(hide = true)]
+    /// Say what of a Longhorn cluster cannot be moved here
+    #[command(after_help = CHECK_HELP)]
     Check {
         #[command(subcommand)]
         command: CheckCommand,
@@ -508,6 +508,20 @@ pub(super) struct SystemdArgs {
     /// Write them below this directory, as for a package
     #[arg(long, value_name = "DIR", requires = "write")]
     pub into: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum CheckCommand {
+    /// List Longhorn's volumes that cannot be used here, and the disks that pods have to be given
+    #[command(after_help = MOVE_HELP)]
+    Move {
+        /// What `kubectl get -o json` printed of Volumes and Nodes; -: standard input
+        #[arg(value_name = "FILE")]
+        resources: PathBuf,
+    },
+    /// The same as `doctor`: a word of Longhorn's own longhornctl
+    #[command(hide = true)]
+    Preflight,
 }
 
 /// Arguments of `install manifests`.

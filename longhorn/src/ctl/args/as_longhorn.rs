@@ -7,12 +7,6 @@ use super::examples::TRIM_HELP;
 use crate::arguments::volume_name;
 
 #[derive(Debug, Subcommand)]
-pub(in crate::ctl) enum CheckCommand {
-    /// The same as `doctor`
-    Preflight,
-}
-
-#[derive(Debug, Subcommand)]
 pub(in crate::ctl) enum TrimCommand {
     /// Give back what the file system that is mounted from the volume does not use
     #[command(after_help = TRIM_HELP)]

@@ -254,6 +254,20 @@ half rebuilt; a new volume of that size is written from it, on its device:
   longhornctl up new --size 10GiB
   dd if=old.img of=/dev/longhorn/new bs=1M conv=sparse,fsync";
 
+pub(super) const CHECK_HELP: &str = "\
+Example:
+  kubectl get volumes.longhorn.io,nodes.longhorn.io -n longhorn-system -o json \\
+    | longhornctl check move -";
+
+pub(super) const MOVE_HELP: &str = "\
+Examples:
+  kubectl get volumes.longhorn.io,nodes.longhorn.io -n longhorn-system -o json \\
+    | longhornctl check move -
+  longhornctl -o json check move moving.json | jq -r '.volumes[].volume'
+
+To be asked before Longhorn is taken away; nothing is changed. Exit status 1:
+something of it cannot be moved. docs/install.md says how the rest is.";
+
 pub(super) const MANIFESTS_HELP: &str = "\
 Examples:
   longhornctl install manifests > longhorn.yaml
