@@ -87,6 +87,12 @@ pub const DEFINITIONS: &[Definition] = &[
     acts("allow-empty-disk-selector-volume", "true", Form::Bool),
     acts("allow-empty-node-selector-volume", "true", Form::Bool),
     acts("allow-volume-creation-with-degraded-availability", "true", Form::Bool),
+    stored(
+        "auto-cleanup-system-generated-snapshot",
+        "true",
+        Form::Bool,
+        "snapshots that a rebuild or an expansion took stay until somebody deletes them",
+    ),
     acts("auto-delete-pod-when-volume-detached-unexpectedly", "true", Form::Bool),
     acts("auto-salvage", "true", Form::Bool),
     stored("backup-compression-method", "lz4", COMPRESSION, NO_BACKUPS),
