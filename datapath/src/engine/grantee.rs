@@ -38,9 +38,6 @@ const AGAIN: Duration = Duration::from_millis(10);
 /// Stack of a thread that does little.
 const STACK: usize = 256 << 10;
 
-/// tmpfs (include/uapi/linux/magic.h).
-const TMPFS: u64 = 0x0102_1994;
-
 /// Numbers of grants, over all members of an engine.
 pub(super) type Numbers = Arc<AtomicU32>;
 
@@ -196,7 +193,7 @@ fn receive(socket: OwnedFd) -> io::Result<Received> {
         }
     }
     let in_memory = match files.first() {
-        Some(file) => file_system(file)?.magic == TMPFS,
+        Some(file) => file_system(file)?.is_memory(),
         None => false,
     };
     socket.set_read_timeout(Some(PAUSE))?;

@@ -87,16 +87,24 @@ impl<K> Doors<K> {
     }
 }
 
+/// A peer whose host is gone gives its place back after about as many seconds, with answers on their way to it or without.
+pub const SILENT_SECONDS: u32 = KEEP_IDLE + KEEP_COUNT * KEEP_INTERVAL;
+
+/// Seconds of silence before the kernel asks whether the peer is there, seconds between two such questions, and how many remain
+/// unanswered before it is gone (tcp(7)).
+const KEEP_IDLE: u32 = 60;
+const KEEP_INTERVAL: u32 = 10;
+const KEEP_COUNT: u32 = 3;
+
 /// Sets what a TCP connection needs that is served, or serves. Unix sockets have none of it and refuse.
 pub fn tune_served(connection: impl AsFd) {
     let connection = connection.as_fd();
     // Answers leave at once: they are collected by the server already.
     let _ = setsockopt(&connection, sockopt::TcpNoDelay, &true);
-    // A peer whose host is gone gives its place back after about 90 s, with answers on their way to it or without.
-    let _ = setsockopt(&connection, sockopt::TcpUserTimeout, &90_000);
-    let _ = setsockopt(&connection, sockopt::TcpKeepIdle, &60);
-    let _ = setsockopt(&connection, sockopt::TcpKeepInterval, &10);
-    let _ = setsockopt(&connection, sockopt::TcpKeepCount, &3);
+    let _ = setsockopt(&connection, sockopt::TcpUserTimeout, &(SILENT_SECONDS * 1000));
+    let _ = setsockopt(&connection, sockopt::TcpKeepIdle, &KEEP_IDLE);
+    let _ = setsockopt(&connection, sockopt::TcpKeepInterval, &KEEP_INTERVAL);
+    let _ = setsockopt(&connection, sockopt::TcpKeepCount, &KEEP_COUNT);
     let _ = setsockopt(&connection, sockopt::KeepAlive, &true);
 }
 

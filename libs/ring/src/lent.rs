@@ -17,17 +17,14 @@ use crate::payload::{SEGMENTS, Seg};
 use crate::sys::file_system;
 use crate::{Payload, Pool};
 
-/// tmpfs (include/uapi/linux/magic.h), which memory with a descriptor is of, unless its pages are huge: those may be
-/// lacking at any access.
-const TMPFS: u64 = 0x0102_1994;
-
 /// Maps memory of another process, at most `max` bytes of it, which this one can only read.
 ///
 /// # Errors
 /// As [`Lent::open`].
 pub(crate) fn lent_map(memory: OwnedFd, max: usize) -> io::Result<Map> {
     let seals = fcntl(&memory, FcntlArg::F_GET_SEALS).map_err(|_| io::ErrorKind::InvalidData)?;
-    if !SealFlag::from_bits_retain(seals).contains(LENT_SEALS) || file_system(&memory)?.magic != TMPFS {
+    // Huge pages, which no tmpfs has, may be lacking at any access.
+    if !SealFlag::from_bits_retain(seals).contains(LENT_SEALS) || !file_system(&memory)?.is_memory() {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let len = usize::try_from(nix::sys::stat::fstat(&memory)?.st_size).unwrap_or(0);

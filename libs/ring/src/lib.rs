@@ -34,7 +34,7 @@ mod tx;
 
 pub use bell::Bell;
 pub use changes::{Changes, Watched};
-pub use doors::{Doors, tune_served};
+pub use doors::{Doors, SILENT_SECONDS, tune_served};
 pub use fd::Fd;
 pub use frontend::Frontend;
 pub use lent::{Kept, Lent};

@@ -29,9 +29,6 @@ use crate::store::{CreateOptions, Damage, Directory, OpenError, OpenOptions, Sto
 /// Entries of the submission queue: more than one turn queues at any sensible load.
 const ENTRIES: u32 = 256;
 
-/// tmpfs (include/uapi/linux/magic.h).
-const TMPFS: u64 = 0x0102_1994;
-
 /// Opens (or creates) the directory, listens, and serves until [`super::Status::stop`].
 ///
 /// # Errors
@@ -142,7 +139,7 @@ impl Server {
         };
         server.open_files().map_err(system("the layers' descriptors"))?;
         let place = file_system(server.store.layer_file(server.store.head()));
-        server.in_memory = place.is_ok_and(|fs| fs.magic == TMPFS);
+        server.in_memory = place.is_ok_and(|fs| fs.is_memory());
         Ok(server)
     }
 }

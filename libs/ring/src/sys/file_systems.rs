@@ -39,7 +39,7 @@ pub fn dio_align(file: impl AsFd) -> io::Result<Option<(u32, u32)>> {
 /// A file system's kind and space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileSystem {
-    /// Its magic number (include/uapi/linux/magic.h): 0xef53 for ext4, 0x58465342 for XFS, 0x01021994 for tmpfs.
+    /// Its magic number (include/uapi/linux/magic.h): 0xef53 for ext4, 0x58465342 for XFS.
     pub magic: u64,
     /// Bytes in a block.
     pub block: u64,
@@ -47,6 +47,16 @@ pub struct FileSystem {
     pub total: u64,
     /// Bytes that an ordinary user may still take.
     pub available: u64,
+}
+
+/// tmpfs (include/uapi/linux/magic.h), which memory with a descriptor is of, too, unless its pages are huge.
+const TMPFS: u64 = 0x0102_1994;
+
+impl FileSystem {
+    /// Its files are pages of memory, and nothing else.
+    pub const fn is_memory(&self) -> bool {
+        self.magic == TMPFS
+    }
 }
 
 /// The file system of an open file.

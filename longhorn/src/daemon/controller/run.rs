@@ -14,7 +14,7 @@ use datapath::conductor::{self, Command, Limits, Why};
 use datapath::engine::{self, EngineHandle, Event, ReplicaAddress};
 use datapath::link::EngineQueue;
 use lh_block::{Address, Generation, REPLICAS_MAX};
-use lh_ring::Pool;
+use lh_ring::{Pool, SILENT_SECONDS};
 
 use super::activity::Looks;
 use super::authority::{InCluster, OnHost, replicas_to_begin_with};
@@ -158,7 +158,7 @@ fn authority(
             let seen = generation::highest_seen(&replicas).map_err(|Served { replica, highest }| {
                 GivesUp(format!(
                     "replica {replica} has an engine that lives: end that one, or fence it off with --generation {}; \
-                     that the host of one is gone is noticed after 90 s",
+                     that the host of one is gone is noticed after {SILENT_SECONDS} s",
                     u64::from(highest.next_attachment())
                 ))
             })?;
