@@ -1,11 +1,11 @@
 """A device whose server, or whose maker, dies at the wrong moment: requests wait for the next server, which may serve a larger
 disk; a device that was not made ready is made ready by the next one.
 
-    taken_over.py nbd|nbd-volume|iscsi-volume
+    taken_over.py nbd|nbd-volume|ublk-volume|iscsi-volume
 """
 import contextlib, json, os, signal, subprocess, sys, time
 import initiator
-from devices import WORK, Nbd, Process, attribute, directory_of, example, expect, run, shown, skip, wait_for
+from devices import WORK, Nbd, Process, attribute, directory_of, example, expect, kernel_is, nodes, run, shown, skip, wait_for
 from volumes import Host, Volume, stand_still
 
 MIB = 1 << 20
@@ -165,6 +165,40 @@ def a_volume_whose_node_is_removed_has_it_again():
     disk.stop()
 
 
+def a_device_that_is_merely_open_is_not_taken_away():
+    disk = Volume("ublk", size=64 * MIB)
+    held = os.open(disk.device, os.O_RDONLY)
+    done = disk.engine_line("frontend", "shutdown", check=False)
+    expect(done.returncode != 0 and f"(pid {os.getpid()})" in done.stderr, f"{done.returncode} {done.stderr}")
+    run("dd", f"if={disk.device}", "of=/dev/null", "bs=4k", "count=4", "iflag=direct", "status=none", timeout=60)
+    os.close(held)
+    disk.stop()
+
+
+def a_device_whose_requests_wait_goes_once_they_are_answered():
+    """A program has closed the device, and the kernel still writes what it had written: nobody is found who has it open. Linux 7.0 refuses
+    by itself to stop the device then."""
+    if kernel_is(7, 0):
+        return skip("ublk-volume-life-waits", "this kernel stops no device that it has not closed yet")
+    disk = Volume("ublk", size=64 * MIB)
+    replicas = [replica["pid"] for replica in disk.host.status(disk.volume)["replicas"]]
+    for pid in replicas:
+        stand_still(pid)
+    writer = subprocess.Popen(["dd", "if=/dev/zero", f"of={disk.device}", "bs=64k", "count=16", "status=none"])
+    open_files = f"/proc/{writer.pid}/fd"
+    wait_for("it has written and closed", lambda: attribute(disk.device, "stat").split()[8] != "0" and not any(
+        os.path.realpath(os.path.join(open_files, fd)) == disk.device for fd in os.listdir(open_files)))
+    done = disk.engine_line("frontend", "shutdown", check=False)
+    for pid in replicas:
+        os.kill(pid, signal.SIGCONT)
+    expect(done.returncode != 0 and "in flight" in done.stderr, f"{done.returncode} {done.stderr}")
+    expect(writer.wait(60) == 0, "what was written is lost")
+    wait_for("the device is gone", lambda: nodes() == [] and not disk.host.status(disk.volume)["device"])
+    expect(disk.host.status(disk.volume)["engine_pid"] == disk.engine, "another engine has come")
+    disk.show()
+    disk.stop()
+
+
 @contextlib.contextmanager
 def not_asked_for_its_size(disk):
     """As where the initiator is away: what is written to have the disk asked is taken, and nobody asks."""
@@ -289,6 +323,8 @@ STORIES = {"nbd": [requests_wait_for_the_next_server, a_server_that_dies_while_i
                           a_device_that_only_the_volume_has_a_node_of_is_taken_over,
                           a_volume_whose_node_stays_is_stopped_when_it_goes,
                           a_volume_whose_node_is_removed_has_it_again],
+           "ublk-volume": [a_volume_whose_node_is_removed_has_it_again, a_device_that_is_merely_open_is_not_taken_away,
+                           a_device_whose_requests_wait_goes_once_they_are_answered],
            "iscsi-volume": [whoever_has_no_iscsid_is_told_so, a_disk_whose_engine_died_too_early_is_patient,
                             a_volume_whose_node_is_removed_has_it_again,
                             a_disk_that_could_not_be_asked_for_its_size_is_asked_again,

@@ -84,10 +84,10 @@ class Volume:
         self.engine_line("frontend", "start", self.frontend)
         expect(os.path.exists(self.device), f"{self.device} is not there")
 
-    def engine_line(self, *words):
+    def engine_line(self, *words, check=True):
         """Longhorn's own command line of an engine."""
         socket = os.path.join(self.host.root, "run", f"{self.volume}-e-0.grpc.sock")
-        run(os.path.join(BIN, "longhorn"), "--url", f"unix:{socket}", *words)
+        return run(os.path.join(BIN, "longhorn"), "--url", f"unix:{socket}", *words, check=check)
 
     def down(self):
         self.host.healthy(self.volume, replicas=self.replicas)

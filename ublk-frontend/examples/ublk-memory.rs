@@ -23,6 +23,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use lh_block::{Device, Done, Geometry, IoError, Op, Request};
 use lh_rig::allocations::{self, Counting, count_this_thread};
@@ -68,6 +69,9 @@ fn main() -> ExitCode {
 }
 
 const OWNER: &str = "memory";
+
+/// How long a device may take to go.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug)]
 struct Settings {
@@ -203,7 +207,7 @@ fn end(attached: Attached, queues: Vec<JoinHandle<()>>) -> Result<(), Failure> {
     for queue in queues {
         queue.join().map_err(|_| "a queue has panicked")?;
     }
-    Ok(attached.remove()?)
+    Ok(attached.remove(PATIENCE)?)
 }
 
 fn cycle(settings: &Settings) -> Result<(), Failure> {
@@ -215,7 +219,7 @@ fn cycle(settings: &Settings) -> Result<(), Failure> {
         for _ in 0..count.parse()? {
             let (mut attached, queues) = show(settings, &size)?;
             std::io::Read::read_exact(&mut File::open(attached.device())?, &mut [0; 4096])?;
-            attached.stop()?;
+            attached.stop(PATIENCE)?;
             end(attached, queues)?;
         }
         say(&format!("fds {}", std::fs::read_dir("/proc/self/fd")?.count()));
@@ -248,7 +252,7 @@ fn obey(mut attached: Attached, size: &AtomicU64, queues: Vec<JoinHandle<()>>) -
                 let before = std::mem::replace(&mut told, allocations::so_far());
                 say(&format!("allocations {}", told - before));
             }
-            ("stop", _) => match attached.stop() {
+            ("stop", _) => match attached.stop(PATIENCE) {
                 Ok(()) => {
                     end(attached, queues)?;
                     say("stopped");

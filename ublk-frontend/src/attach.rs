@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lh_block::{BLOCK, Geometry, SECTOR};
 
@@ -353,34 +353,46 @@ impl Attached {
     }
 
     /// Takes the device away from its users, who have none of it in use, while the queues still serve: their last
-    /// requests are answered, and their [`crate::Server`]s see the end. To be followed by [`Attached::remove`].
+    /// requests are answered, for which they have `patience`, and their [`crate::Server`]s see the end. To be followed by
+    /// [`Attached::remove`] once they have. Before Linux 7.0 the caller has made sure that nobody merely has it open.
     ///
     /// # Errors
-    /// [`DeviceError::InUse`]: nothing has changed.
-    pub fn stop(&mut self) -> Result<(), DeviceError> {
-        if self.phase == Phase::Running {
-            self.stop_disk()?;
+    /// [`DeviceError::InUse`]: nothing has changed. [`DeviceError::Unanswered`]: it goes on.
+    pub fn stop(&mut self, patience: Duration) -> Result<(), DeviceError> {
+        let stopped = match self.phase {
+            Phase::Running => self.stop_disk(patience),
+            Phase::New | Phase::LeftBehind => Ok(()),
+        };
+        if matches!(stopped, Ok(()) | Err(DeviceError::Unanswered(_))) {
             self.phase = Phase::New;
+            self.channel = None;
         }
-        self.channel = None;
-        Ok(())
+        stopped
     }
 
-    fn stop_disk(&self) -> Result<(), DeviceError> {
-        let deadline = Instant::now() + GLANCE;
+    fn stop_disk(&self, patience: Duration) -> Result<(), DeviceError> {
+        let began = Instant::now();
         loop {
-            let refusal = match self.try_stop() {
+            let refusal = match self.try_stop(patience.saturating_sub(began.elapsed())) {
                 Ok(()) => return Ok(()),
                 Err(e) => e,
             };
             match refusal.raw_os_error() {
-                Some(libc::EBUSY) if Instant::now() < deadline => std::thread::sleep(LOOK),
+                Some(libc::EBUSY) if began.elapsed() < GLANCE => std::thread::sleep(LOOK),
                 Some(libc::EBUSY) => return Err(DeviceError::InUse(self.device())),
+                _ if refusal.kind() == io::ErrorKind::TimedOut => {
+                    return Err(DeviceError::Unanswered(self.device()));
+                }
                 // By somebody else.
                 _ if self.is_stopped() => return Ok(()),
                 _ => return Err(self.kernel("is not stopped")(refusal)),
             }
         }
+    }
+
+    /// True while it is shown, for all that is known: somebody else may have stopped it.
+    pub fn is_shown(&self) -> bool {
+        self.phase == Phase::Running && !self.is_stopped()
     }
 
     fn is_stopped(&self) -> bool {
@@ -390,15 +402,15 @@ impl Attached {
         }
     }
 
-    fn try_stop(&self) -> io::Result<()> {
+    fn try_stop(&self, patience: Duration) -> io::Result<()> {
         let device = self.info.dev_id;
         if self.info.flags & feature::SAFE_STOP_DEV != 0 {
-            return self.control.order(control_op::TRY_STOP_DEV, device, 0, PATIENCE);
+            return self.control.order(control_op::TRY_STOP_DEV, device, 0, patience);
         }
         // Mounts and partitions hold the device exclusively; a program that merely has it open gets errors from now on.
         let (major, minor) = self.numbers()?;
         let held = nodes::open_exclusively(device, major, minor)?;
-        let stopped = self.control.order(control_op::STOP_DEV, device, 0, PATIENCE);
+        let stopped = self.control.order(control_op::STOP_DEV, device, 0, patience);
         drop(held);
         stopped
     }
@@ -406,11 +418,11 @@ impl Attached {
     /// Removes a stopped device for good, once the queues' threads have let go of it.
     ///
     /// # Errors
-    /// The system's; `TimedOut` while somebody holds `/dev/ublkcN`.
-    pub fn remove(self) -> io::Result<()> {
+    /// The system's; `TimedOut` while somebody holds `/dev/ublkcN` for longer than `patience`.
+    pub fn remove(self, patience: Duration) -> io::Result<()> {
         drop(self.channel);
         delete(&self.control, self.info.dev_id)?;
-        wait_free(&self.control, self.info.dev_id)
+        wait_free(&self.control, self.info.dev_id, patience)
     }
 }
 

@@ -58,8 +58,8 @@ pub(crate) fn delete(control: &Control, device: u32) -> io::Result<()> {
 }
 
 /// Waits until nobody has a deleted device open any more.
-pub(crate) fn wait_free(control: &Control, device: u32) -> io::Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+pub(crate) fn wait_free(control: &Control, device: u32, patience: Duration) -> io::Result<()> {
+    let deadline = Instant::now() + patience;
     while info(control, device).is_ok() {
         if Instant::now() > deadline {
             let text = "somebody still holds it open".to_owned();

@@ -47,6 +47,9 @@ pub enum DeviceError {
     /// Somebody has it open; nothing has changed.
     #[error("{0} is in use")]
     InUse(PathBuf),
+    /// It is told to go, and goes once what is in flight has been answered: that has taken longer than it may.
+    #[error("{0} is stopped once what is in flight is done")]
+    Unanswered(PathBuf),
     /// This kernel cannot change a device's size.
     #[error(
         "this kernel cannot change the size of a ublk device (Linux 6.16 can): the new size shows when the volume is attached anew"

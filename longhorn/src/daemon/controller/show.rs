@@ -43,7 +43,10 @@ const HIDING: Duration = Duration::from_secs(15);
 /// does not end: behind that it is killed.
 const FLUSHING: Duration = Duration::from_secs(10);
 
-const _: () = assert!(GLANCE.as_secs() + HIDING.as_secs() + FLUSHING.as_secs() < STOP_PATIENCE.as_secs());
+const _: () = {
+    let hidden = GLANCE.as_secs() + HIDING.as_secs() + ublk::REMOVED.as_secs();
+    assert!(hidden + FLUSHING.as_secs() < STOP_PATIENCE.as_secs());
+};
 
 /// How long the kernel may take to notice that the engine before is dead: its ring outlives it, on a busy machine with
 /// O_DIRECT in flight by seconds.
@@ -327,7 +330,11 @@ fn replace_dead_keeper(attached: &mut Attached, options: &Attach) {
 
 /// Waits until no queue shows anything any more of what it was told to end. Asked again after it has failed, it waits for the rest.
 fn wait_until_hidden(queues: &Queues) -> Result<(), HideError> {
-    let deadline = Instant::now() + HIDING;
+    wait_until_hidden_by(queues, Instant::now() + HIDING)
+}
+
+/// The same of what began to end before, and has until then.
+fn wait_until_hidden_by(queues: &Queues, deadline: Instant) -> Result<(), HideError> {
     while queues.leaving() > 0 {
         match queues.notices.recv_deadline(deadline) {
             Ok(Notice::Hidden) => {

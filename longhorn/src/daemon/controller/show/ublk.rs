@@ -1,6 +1,7 @@
 //! The volume as a ublk device, with its node below /dev/longhorn.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use fuse_frontend::{NodeError, node};
@@ -8,12 +9,17 @@ use lh_block::Geometry;
 use ublk_frontend::{Attach, AttachError, Attached, DeviceError, attach};
 
 use super::super::queues::{Order, Queues};
-use super::{Endpoint, HideError, look_after_node, node_error, users, wait_until_hidden};
+use super::{
+    Endpoint, HIDING, HideError, look_after_node, node_error, refuse_in_use, users, wait_until_hidden_by,
+};
 use crate::daemon::GivesUp;
 use crate::device_names::{device_of, ublk_owner};
 
 /// Longest read or write, as the engine takes it.
 const TRANSFER: u32 = lh_wire::MAX_DATA;
+
+/// How long somebody who has just looked at the device may hold its number at least, once it is gone.
+pub(super) const REMOVED: Duration = Duration::from_secs(2);
 
 /// A ublk device, from wanted to shown.
 pub(in crate::daemon::controller) struct Ublk {
@@ -27,6 +33,8 @@ pub(in crate::daemon::controller) struct Ublk {
     serving: usize,
     /// The node and its numbers, once it is there.
     node: Option<(PathBuf, u64)>,
+    /// The device is told to go, and the queues will say when it has gone.
+    is_going: bool,
 }
 
 impl Ublk {
@@ -49,6 +57,7 @@ impl Ublk {
             attached: None,
             serving: 0,
             node: None,
+            is_going: false,
         })
     }
 
@@ -85,6 +94,7 @@ impl Ublk {
         node::place(&place, rdev, &[rdev]).map_err(node_error)?;
         self.node = Some((place.clone(), rdev));
         self.attached = Some(attached);
+        self.is_going = false;
         Ok(Endpoint { device: Some(place), uri: None })
     }
 
@@ -102,24 +112,38 @@ impl Ublk {
         if let Some(Err(e)) = self.attached.as_ref().map(Attached::keep_a_command_back) {
             tracing::debug!("the device's requests are not limited: {e}");
         }
-        if let Some((place, rdev)) = &self.node {
+        if let Some((place, rdev)) = self.node.as_ref().filter(|_| !self.is_going) {
             look_after_node(place, *rdev);
         }
     }
 
     pub(super) fn hide(&mut self, queues: &Queues) -> Result<(), HideError> {
         let Some(attached) = &mut self.attached else { return Ok(()) };
-        attached.stop().map_err(|e| match e {
-            DeviceError::InUse(device) => HideError::InUse(users(&device)),
-            e => HideError::Failed(e.into()),
-        })?;
-        if let Some((place, rdev)) = self.node.take() {
-            queues.leave(self.serving);
-            node::remove(&place, rdev).map_err(|e| HideError::Failed(anyhow!("{}: {e}", place.display())))?;
+        if let Some((place, rdev)) = self.node.as_ref().filter(|_| attached.is_shown()) {
+            // Before Linux 7.0 the driver takes it away from who merely has it open.
+            refuse_in_use(place, *rdev)?;
         }
-        wait_until_hidden(queues)?;
+        let deadline = Instant::now() + HIDING;
+        if !self.is_going {
+            match attached.stop(HIDING) {
+                // It goes on in the kernel, and the queues will say so.
+                Ok(()) | Err(DeviceError::Unanswered(_)) => {}
+                Err(DeviceError::InUse(device)) => return Err(HideError::InUse(users(&device))),
+                Err(e) => return Err(HideError::Failed(e.into())),
+            }
+            self.is_going = true;
+            queues.leave(self.serving);
+        }
+        if let Some((place, rdev)) = &self.node {
+            node::remove(place, *rdev).map_err(|e| HideError::Failed(anyhow!("{}: {e}", place.display())))?;
+            self.node = None;
+        }
+        wait_until_hidden_by(queues, deadline)?;
         match self.attached.take() {
-            Some(attached) => attached.remove().map_err(|e| HideError::Failed(e.into())),
+            Some(attached) => {
+                let patience = deadline.saturating_duration_since(Instant::now()) + REMOVED;
+                attached.remove(patience).map_err(|e| HideError::Failed(e.into()))
+            }
             None => Ok(()),
         }
     }
