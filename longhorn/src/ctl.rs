@@ -162,7 +162,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
         Command::Upgrade(args) => upgrade::run(context, &args).await,
         Command::Clone { source, new } => clone::run(context, &source, &new).await,
         Command::Salvage(args) => salvage::run(context, args).await,
-        Command::Release { volume } => release::run(context, &volume),
+        Command::Release(args) => release::run(context, &args),
         Command::Rm { volume, yes } => remove::run(context, &volume, yes),
         Command::Import { volume, directories, quorum, block_size } => {
             let mut record = control::host::VolumeRecord::new(&volume, 0);

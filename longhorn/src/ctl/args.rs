@@ -126,12 +126,7 @@ pub(super) enum Command {
     /// Start a volume that does not start by itself from the replica that holds everything
     Salvage(SalvageArgs),
     /// Make a volume's directories fit for Longhorn, and forget the volume
-    #[command(after_help = RELEASE_HELP)]
-    Release {
-        /// Name of the volume, which is down
-        #[arg(value_parser = volume_name)]
-        volume: String,
-    },
+    Release(ReleaseArgs),
     /// Take, list, remove, compare, export snapshots, and go back to one
     #[command(after_help = SNAPSHOT_HELP)]
     Snapshot {
@@ -209,6 +204,18 @@ pub(super) struct SalvageArgs {
     /// Give up acknowledged writes that the replica may lack
     #[arg(long)]
     pub force: bool,
+}
+
+/// Arguments of `release`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = RELEASE_HELP, override_usage = "longhornctl release [OPTIONS] <VOLUME|--dir <DIR>...>")]
+pub(super) struct ReleaseArgs {
+    /// Name of the volume, which is down
+    #[arg(value_parser = volume_name, required_unless_present = "directories")]
+    pub volume: Option<String>,
+    /// Replica directories of this host that no volume here has, as on the nodes of a cluster; their volumes are detached
+    #[arg(long = "dir", num_args = 1.., conflicts_with = "volume", value_name = "DIR")]
+    pub directories: Vec<PathBuf>,
 }
 
 /// Arguments of `up`.

@@ -184,9 +184,12 @@ pub(super) fn left_by(command: &Command) -> String {
         Command::Upgrade(upgrade) => format!("volume {} has the engine that it had", upgrade.volume),
         Command::Clone { new, .. } => format!("there is no volume {new}"),
         Command::Salvage(salvage) => format!("nothing of volume {} is changed", salvage.volume),
-        Command::Release { volume } => {
-            format!("`longhornctl release {volume}` goes on with it; until then the directories may not be Longhorn's")
-        }
+        Command::Release(release) => match &release.volume {
+            Some(volume) => format!(
+                "`longhornctl release {volume}` goes on with it; until then the directories may not be Longhorn's"
+            ),
+            None => "the same command goes on with it; until then the directories may not be Longhorn's".to_owned(),
+        },
         Command::Rm { .. } => "nothing was deleted".to_owned(),
         Command::Import { .. } => "the directories are as they were".to_owned(),
         Command::Snapshot { command } => left_by_snapshot(command),

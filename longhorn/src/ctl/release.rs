@@ -4,16 +4,18 @@
 //! then on the volume does not start any more, and the command, given again after whatever interrupted it, goes on. At the
 //! end the volume is forgotten; its directories stay.
 
+mod directories;
+
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{LiveDirs, Quorum, Root, VolumeRecord, VolumeState, engine_name};
+use control::host::{LiveDirs, Quorum, ReplicaRecord, Root, VolumeRecord, VolumeState, engine_name};
 use lh_block::{Epoch, format_size};
 use replica::store::{Release, survey};
 use serde::Serialize;
 
-use super::args::Output;
+use super::args::{Output, ReleaseArgs};
 use super::observe::has_processes;
 use super::output::{print, print_json};
 use super::{Context, adopt, delete, interrupt, lock};
@@ -37,7 +39,14 @@ struct LeftView {
     reason: String,
 }
 
-pub(super) fn run(context: &Context, volume: &str) -> Result<()> {
+pub(super) fn run(context: &Context, args: &ReleaseArgs) -> Result<()> {
+    match &args.volume {
+        Some(volume) => release(context, volume),
+        None => directories::run(context, &args.directories),
+    }
+}
+
+fn release(context: &Context, volume: &str) -> Result<()> {
     let root = &context.root;
     let (_lock, mut record) = lock::volume(root, volume)?;
     if record.state != VolumeState::Releasing {
@@ -55,14 +64,14 @@ pub(super) fn run(context: &Context, volume: &str) -> Result<()> {
     }
     if record.state == VolumeState::Ready {
         record.releasing = members(root, &record)?;
-        let prepared = prepare(&record)?;
+        let prepared = prepare(releasing(&record))?;
         // From here on there is only the way forward. One that was refused before is to be up with the host, if it was.
         record.note_down(root)?;
         record.state = VolumeState::Releasing;
         record.store(root)?;
         carry_out(prepared)?;
     } else {
-        carry_out(prepare(&record)?)?;
+        carry_out(prepare(releasing(&record))?)?;
     }
     let view = view(&record);
     forget(root, &record)?;
@@ -156,19 +165,25 @@ fn epoch_that_counts(root: &Root, record: &VolumeRecord) -> Result<Option<Epoch>
     }
 }
 
+/// The directories that the next program gets.
+fn releasing(record: &VolumeRecord) -> impl Iterator<Item = &Path> {
+    let is_released = |replica: &&ReplicaRecord| record.releasing.contains(&replica.name);
+    record.replicas.iter().filter(is_released).map(|replica| replica.directory.as_path())
+}
+
 /// Opens every directory that is released, and sees that there is space for all of them.
-fn prepare(record: &VolumeRecord) -> Result<Vec<Release>> {
+fn prepare<'a>(directories: impl Iterator<Item = &'a Path>) -> Result<Vec<Release>> {
     let mut prepared = Vec::new();
     let mut needs: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
-    for replica in record.replicas.iter().filter(|r| record.releasing.contains(&r.name)) {
-        let release = Release::prepare(&replica.directory)?;
-        let (device, free) = release.free().with_context(|| replica.directory.display().to_string())?;
+    for directory in directories {
+        let release = Release::prepare(directory)?;
+        let (device, free) = release.free().with_context(|| directory.display().to_string())?;
         let (need, available) = needs.entry(device).or_default();
         (*need, *available) = (*need + release.need(), free);
         if *need > *available {
             bail!(
                 "the disk of {} has {} free and {} are needed: free some space, then release again",
-                replica.directory.display(),
+                directory.display(),
                 format_size(*available),
                 format_size(*need)
             );

@@ -12,6 +12,7 @@ use std::time::Duration;
 const READ: u16 = 0;
 const WRITE: u16 = 1;
 const FLUSH: u16 = 3;
+const WRITE_ZEROES: u16 = 6;
 
 pub(crate) struct Client {
     stream: File,
@@ -45,6 +46,10 @@ impl Client {
     /// A write whose answer is not waited for yet.
     pub(crate) fn begin_write(&mut self, offset: u64, bytes: &[u8]) {
         self.send(WRITE, offset, bytes.len(), bytes);
+    }
+
+    pub(crate) fn zero(&mut self, offset: u64, length: usize) {
+        self.request(WRITE_ZEROES, offset, length, &[]);
     }
 
     pub(crate) fn flush(&mut self) {

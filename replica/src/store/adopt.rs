@@ -25,7 +25,9 @@ use super::load;
 use super::locks::Locked;
 use super::meta::{LayerMeta, VOLUME_META, meta_name};
 use super::open::Opening;
-use super::record::{ChainRecord, Closed, EpochRecord, FoldRecord, Identity, Rebuild, Record, Records};
+use super::record::{
+    ChainRecord, Closed, EpochRecord, FoldRecord, Identity, Rebuild, Record, Records, Releasing,
+};
 use super::tree::{self, LayerFile, Tree};
 use super::zero;
 
@@ -129,9 +131,15 @@ impl Opening {
         let remove = |fs: &Fs, name: &str| fs.remove(&engine.join(name));
         remove(&self.fs, Identity::NAME)?;
         self.fs.sync_directory(&engine)?;
-        for name in
-            [Closed::NAME, ChainRecord::NAME, EpochRecord::NAME, Rebuild::NAME, FoldRecord::NAME, Known::NAME]
-        {
+        for name in [
+            Closed::NAME,
+            ChainRecord::NAME,
+            EpochRecord::NAME,
+            Rebuild::NAME,
+            FoldRecord::NAME,
+            Known::NAME,
+            Releasing::NAME,
+        ] {
             remove(&self.fs, name)?;
         }
         super::switch::remove_next(&self.fs, &self.path, None)?;

@@ -23,8 +23,8 @@ use super::known::Known;
 use super::load;
 use super::meta::{LayerMeta, VOLUME_META, VolumeMeta};
 use super::record::{
-    ChainRecord, Closed, ClosedFile, EpochRecord, Fence, FoldRecord, Identity, Power, Rebuild, Records,
-    Switch, Whole,
+    ChainRecord, Closed, ClosedFile, EpochRecord, Fence, FoldRecord, Identity, Power, Rebuild, Record,
+    Records, Releasing, Switch, Whole,
 };
 use super::room::is_full;
 use super::zero::{self, ZeroMap};
@@ -244,6 +244,20 @@ impl Directory {
         if self.in_use {
             return Ok(());
         }
+        // What a release that was broken off has noted holds no longer.
+        self.fs.remove(&self.engine().join(Releasing::NAME))?;
+        self.take_close_back()
+    }
+
+    /// The same for a release: that the directory was closed cleanly stays noted until its end, or until somebody else writes.
+    pub(super) fn begin_release(&mut self) -> io::Result<()> {
+        if self.clean {
+            self.records().store(&self.fs, &Releasing { volume: self.identity.volume })?;
+        }
+        self.take_close_back()
+    }
+
+    fn take_close_back(&mut self) -> io::Result<()> {
         if self.clean {
             self.note_whole()?;
         }

@@ -212,6 +212,13 @@ impl ClosedFile {
     }
 }
 
+/// The directory was closed cleanly, and is being released: its layers' files change, and no bytes that are read of them do. Goes when
+/// somebody else is about to write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Releasing {
+    pub(super) volume: Id,
+}
+
 /// The directory is being created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Creating {}
@@ -242,6 +249,9 @@ impl Record for Power {
 }
 impl Record for Closed {
     const NAME: &'static str = "closed";
+}
+impl Record for Releasing {
+    const NAME: &'static str = "releasing";
 }
 impl Record for Creating {
     const NAME: &'static str = "creating";
@@ -386,6 +396,7 @@ mod tests {
             Whole::NAME,
             Power::NAME,
             Closed::NAME,
+            Releasing::NAME,
             super::super::known::Known::NAME,
         ] {
             assert!(![".meta", ".tmp", ".checksum"].iter().any(|end| name.ends_with(end)));

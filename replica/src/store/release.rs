@@ -5,7 +5,8 @@
 //! each step durable before the next:
 //!
 //! ```text
-//! mark    volume.meta: Dirty (and Rebuilding, as long as a mark is set); no record of a clean close
+//! mark    the record `releasing`, if it was closed cleanly; volume.meta: Dirty (and Rebuilding, as long as a mark is
+//!         set); no record of a clean close
 //! write   the layers' extents; their checksum files go where the bytes may be others
 //! switch  volume.meta without our id, neither Dirty nor Rebuilding
 //! tidy    engine/identity, then everything else in engine/ but the fence
@@ -30,14 +31,16 @@ use super::directory::{Directory, OpenOptions};
 use super::disk::{self, Look};
 use super::error::{Damage, OpenError, damaged};
 use super::fs::Fs;
+use super::id::Id;
 use super::load::{self, blocks, bytes};
 use super::locks::lock_directory;
 use super::meta::{VOLUME_META, VolumeMeta};
 use super::open::open;
 use super::owner::{Owner, owner};
 use super::ranges::RangeSet;
-use super::record::{Fence, Identity, Record, Records};
+use super::record::{Fence, Identity, Record, Records, Releasing};
 use super::room::is_full;
+use super::survey::Survey;
 use super::tree;
 
 /// How long the locks of a process that is just ending are waited for.
@@ -72,6 +75,8 @@ pub struct Release {
     fs: Fs,
     /// `None`: it is not ours any more, and only to be tidied.
     open: Option<(Directory, Store)>,
+    /// Closed cleanly and not written since, but for a release that was broken off.
+    clean: bool,
     need: u64,
 }
 
@@ -96,7 +101,9 @@ impl Release {
         if state.prepared.is_some() {
             return Err(ReleaseError::Unfinished(path.to_owned()));
         }
-        let mut release = Self { path: path.to_owned(), fs, open: Some((directory, store)), need: 0 };
+        let clean = state.clean || was_begun(&directory.records(), directory.identity.volume)?;
+        let open = Some((directory, store));
+        let mut release = Self { path: path.to_owned(), fs, open, clean, need: 0 };
         release.need = release.needed().map_err(|source| release.failed(source))?;
         Ok(release)
     }
@@ -108,7 +115,18 @@ impl Release {
         if tree.volume.rebuilding || tree.recovered {
             return Err(damaged(path, Damage::Rebuilding).into());
         }
-        Ok(Self { path: path.to_owned(), fs, open: None, need: 0 })
+        Ok(Self { path: path.to_owned(), fs, open: None, clean: !tree.volume.dirty, need: 0 })
+    }
+
+    /// It is not ours any more, or never was: what is left to do changes nothing that Longhorn reads.
+    pub const fn is_longhorns(&self) -> bool {
+        self.open.is_none()
+    }
+
+    /// True if nobody has used it since that was found.
+    pub fn is_as(&self, found: &Survey) -> bool {
+        let epoch = self.open.as_ref().and_then(|(directory, _)| directory.epoch());
+        self.clean == found.clean && epoch == found.epoch.as_ref()
     }
 
     /// Bytes that the file system must have free for it.
@@ -167,7 +185,7 @@ impl Release {
 
     /// Makes the layers' extents say what the marks say.
     fn write_out(&self, directory: &mut Directory, store: &Store) -> io::Result<()> {
-        directory.begin_use()?;
+        directory.begin_release()?;
         for layer in &directory.layers {
             let path = self.path.join(&layer.file_name);
             let hiding = hiding(directory, store, &layer.name);
@@ -221,6 +239,11 @@ impl Release {
         }
         self.fs.sync_directory(&engine)
     }
+}
+
+/// A release of it was begun and broken off, and nobody has written since: it is as a clean close has left it.
+pub(super) fn was_begun(records: &Records<'_>, volume: Id) -> Result<bool, OpenError> {
+    Ok(records.load::<Releasing>()?.is_some_and(|record| record.volume == volume))
 }
 
 /// The layer's blocks that are zero by a mark.

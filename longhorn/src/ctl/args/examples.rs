@@ -136,13 +136,20 @@ lack what was written since. The volume is started from the one that is sure,
 or with --force from the best guess, and the others are rebuilt from it.";
 
 pub(super) const RELEASE_HELP: &str = "\
-Example:
+Examples:
   longhornctl down demo && longhornctl release demo
+  longhornctl release --dir /var/lib/longhorn/replicas/pvc-0a1b2c3d-*
 
 The directories stay where they are and are then Longhorn's: those that hold
 everything are named, and those that do not, which are left as they are. The
 volume is forgotten; `longhornctl import` takes it back. If this is
-interrupted, give the command again.";
+interrupted, give the command again.
+
+With --dir nothing says which replicas a volume has but the directories. One
+that is in use, half rebuilt or not closed cleanly is refused, and so is one
+that has an older epoch than another one here of its volume; then none is
+changed. Each epoch is printed with its members: of the replicas of a volume,
+on all nodes, those with the youngest are whole.";
 
 pub(super) const SNAPSHOT_CREATE_HELP: &str = "\
 Examples:

@@ -1076,6 +1076,36 @@ fn release() {
     );
 }
 
+/// Who begins it again asks for a clean close, which the first step takes back. It counts as long as nobody else writes.
+#[test]
+fn a_release_that_was_broken_off_is_one_of_a_directory_that_was_closed_cleanly() {
+    at_every_step(
+        |path| {
+            layered(path, "two");
+            Volume::open(path).unwrap().close();
+        },
+        |path, tape| {
+            let fs = Fs { tape: Some(Arc::clone(tape)) };
+            Release::prepare_with(path, fs).and_then(Release::carry_out).is_ok()
+        },
+        |path, _, what| {
+            let found = survey(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            // Opened since it is Longhorn's, it is an import, which nobody has used either.
+            assert!(found.clean || found.imported, "{what}: nobody has written, and that does not count");
+            let release = Release::prepare(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            assert!(release.is_as(&found), "{what}");
+            drop(release);
+            let mut volume = Volume::open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+            volume.write(extent(8, 1), 9);
+            drop(volume);
+            assert!(!survey(path).unwrap().clean, "{what}: somebody has written, and it counts as closed");
+            if found.clean {
+                assert!(!Release::prepare(path).unwrap().is_as(&found), "{what}");
+            }
+        },
+    );
+}
+
 /// A directory that says that it was closed cleanly has nothing to lose with the power, of no layer.
 #[test]
 fn a_clean_close_has_synced_every_layer() {
