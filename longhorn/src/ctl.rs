@@ -16,6 +16,7 @@ mod doctor;
 mod down;
 mod engine;
 mod erase;
+mod first_counts;
 mod grown;
 mod host_path;
 mod import;

@@ -4,13 +4,17 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::fcntl::{Flock, FlockArg};
 
 /// A replica that Longhorn has written, on a raw backing file beside it.
 fn unpack(place: &Path, name: &str) -> PathBuf {
-    let fixture = "tests/fixtures/replica-backing-raw/replica-backing-raw.tar.xz";
+    unpack_of("replica-backing-raw", place, name)
+}
+
+fn unpack_of(fixture: &str, place: &Path, name: &str) -> PathBuf {
+    let fixture = format!("tests/fixtures/{fixture}/{fixture}.tar.xz");
     let archive = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(fixture);
     let to = place.join(name);
     fs::create_dir(&to).unwrap();
@@ -87,6 +91,71 @@ fn a_fifo_in_a_files_place_is_refused_by_its_name() {
     }
     let said = import(place.path(), "fifo", &[&one.join("replica")]);
     assert!(said.ok, "{}", said.text);
+}
+
+/// Longhorn has counted what each has seen, and itself starts from the one that has seen most.
+#[test]
+fn a_replica_that_longhorn_knows_to_be_older_is_not_the_first() {
+    let place = tempfile::tempdir().unwrap();
+    let [one, two] = ["one", "two"].map(|name| {
+        unpack_of("replica-revision", place.path(), name).join("replica").canonicalize().unwrap()
+    });
+    let count = |directory: &Path, number: &str| {
+        let block = [number.as_bytes(), &[0; 4096][number.len()..]].concat();
+        fs::write(directory.join("revision.counter"), block).unwrap();
+    };
+    let listing = |directory: &Path| {
+        let mut names: Vec<_> = fs::read_dir(directory).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    // Of 43 writes the last one is missing in it. The other has one digit more by then.
+    for (older, newer) in [("42", "43"), ("99", "100")] {
+        count(&one, older);
+        count(&two, newer);
+        let before = listing(&one);
+        let said = import(place.path(), "older", &[&one, &two]);
+        let names = [&one, &two].map(|directory| said.text.contains(directory.to_str().unwrap()));
+        assert!(!said.ok && names == [true; 2] && said.text.contains("revision.counter"), "{}", said.text);
+        assert!(said.text.contains(older) && said.text.contains(newer), "{}", said.text);
+        assert!(!place.path().join("root/volumes/older").exists());
+        assert_eq!(listing(&one), before);
+    }
+    let said = import(place.path(), "newer", &[&two, &one]);
+    assert!(said.ok && !said.text.contains("written last"), "{}", said.text);
+}
+
+/// Most volumes of Longhorn's have no counter.
+#[test]
+fn a_replica_that_was_written_later_than_the_first_is_told_of() {
+    let place = tempfile::tempdir().unwrap();
+    let [one, two] = ["one", "two"]
+        .map(|name| unpack_of("replica-simple", place.path(), name).join("replica").canonicalize().unwrap());
+    let written = |directory: &Path, seconds: u64| {
+        let meta: serde_json::Value =
+            serde_json::from_slice(&fs::read(directory.join("volume.meta")).unwrap()).unwrap();
+        let head = File::options().write(true).open(directory.join(meta["Head"].as_str().unwrap())).unwrap();
+        head.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
+    };
+    let (then, later) = (1_767_225_600, 1_767_225_600 + 7 * 86_400);
+    written(&one, then);
+    for (volume, at, is_told) in
+        [("later", later, true), ("together", then + 5, false), ("earlier", then - 60, false)]
+    {
+        written(&two, at);
+        let said = import(place.path(), volume, &[&one, &two]);
+        assert!(said.ok, "{}", said.text);
+        let line = said.text.lines().find(|line| line.contains("written last"));
+        assert_eq!(line.is_some(), is_told, "{volume}: {}", said.text);
+        for word in
+            [one.to_str().unwrap(), two.to_str().unwrap(), "2026-01-01T00:00:00Z", "2026-01-08T00:00:00Z"]
+        {
+            assert!(line.is_none_or(|line| line.contains(word)), "{word}: {}", said.text);
+        }
+        let mut release = Command::new(env!("CARGO_BIN_EXE_longhornctl"));
+        release.arg("--root").arg(place.path().join("root")).args(["release", volume]);
+        assert!(release.output().unwrap().status.success());
+    }
 }
 
 /// Each has a lock of its own volume alone, and finds the directory free: whoever removes his volume would delete the other's bytes.

@@ -13,7 +13,7 @@ use replica::store::SnapshotView;
 use super::args::Output;
 use super::observe::observe;
 use super::output::{counted, exact_size, print_json};
-use super::{Context, damaged, interrupt, lock, place, same_backing};
+use super::{Context, damaged, first_counts, interrupt, lock, place, same_backing};
 use crate::tell::tell;
 
 /// `record` is a new volume's, of which the name counts and what is chosen for it.
@@ -56,6 +56,7 @@ pub(super) async fn run(context: &Context, mut record: VolumeRecord, directories
         record.replicas.push(ReplicaRecord { name, directory, imported: true, learner: false });
     }
     let named: Vec<PathBuf> = record.replicas.iter().map(|replica| replica.directory.clone()).collect();
+    first_counts::check(volume, &named)?;
     same_backing::check(&named)?;
     let taken = place::take(root, named.iter().map(PathBuf::as_path), what_to_do)?;
     let held = interrupt::hold();
