@@ -250,6 +250,16 @@ def no_revert_beside_a_relay(volume, source, target):
     wait_for("the revert", lambda: engine("snapshot", "revert", "before", check=False).returncode == 0, 10)
 
 
+def used_and_told_to_end(volume, engine, relay, users):
+    """A relay that is told to end stays while its device is used, also where what is used waits for an engine that stands still."""
+    stand_still(volume.running[engine].pid)
+    volume.running[relay].terminate()
+    time.sleep(7)
+    volume.running[engine].send_signal(signal.SIGCONT)
+    going_on("after a relay in use was told to end beside an engine that stood still", users)
+    expect(volume.running[relay].poll() is None, "a relay ends though its device is in use")
+
+
 def migrated(volume, source, target, dice, registers, poison):
     """Moves the volume under load: the pause that the target's user sees, from the end of the relay on."""
     volume.begin_stay(target)
@@ -312,6 +322,7 @@ def main():
         time.sleep(1)
         hosts.cut(2, False)
         going_on("after the network was away", with_relay)
+        used_and_told_to_end(volume, 1, 2, with_relay)
         # Back: nobody uses the relay's device any more.
         for user in with_relay[1:3]:
             user.stop()

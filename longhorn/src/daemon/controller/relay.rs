@@ -30,7 +30,7 @@ use super::clients::Clients;
 use super::face::{Reply, Shown};
 use super::queues::{DEPTH, Devices, Notice, Queues};
 use super::serve::{LAST_ANSWER, fronts, serve_face};
-use super::show::{CARE, HideError, Show, Wish};
+use super::show::{CARE, HideError, Show, Wish, check_unused};
 use crate::daemon::GivesUp;
 
 use connect::{News, Obstacles, Target, keep_connected};
@@ -193,11 +193,21 @@ impl Life {
         Ok(())
     }
 
-    /// Takes the frontend away. What waits for an engine that is away is failed once nobody uses the device.
+    /// Takes the frontend away. What waits for an engine that is away is failed once nobody uses the device: where somebody does, some
+    /// frontends would wait for his requests, and others keep what failed for the next server, before they refuse.
     fn hide(&mut self) -> Result<(), EngineError> {
-        let at = Instant::now() + LETTING_GO;
-        self.mailboxes.put(|| Mail::LetGo(Some(at)));
-        let hidden = self.show.hide(&self.queues).map_err(|e| match e {
+        let device = {
+            let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+            shown.endpoint.as_ref().and_then(|endpoint| endpoint.device.clone())
+        };
+        let device = device.filter(|device| device.exists());
+        let unused = device.map_or(Ok(()), |device| check_unused(&device));
+        let hidden = unused.and_then(|()| {
+            let at = Instant::now() + LETTING_GO;
+            self.mailboxes.put(|| Mail::LetGo(Some(at)));
+            self.show.hide(&self.queues)
+        });
+        let hidden = hidden.map_err(|e| match e {
             HideError::InUse(text) => EngineError::NotNow(text),
             HideError::Failed(e) => EngineError::Failed(format!("{e:#}")),
         });

@@ -360,6 +360,11 @@ fn wait_until_hidden_by(queues: &Queues, deadline: Instant) -> Result<(), HideEr
 /// made to be the device's, whatever somebody has done to it.
 fn refuse_in_use(device: &Path, rdev: u64) -> Result<(), HideError> {
     keep_node(device, rdev).map_err(|e| HideError::Failed(e.into()))?;
+    check_unused(device)
+}
+
+/// Refuses while somebody has the device open for longer than to look at it.
+pub(super) fn check_unused(device: &Path) -> Result<(), HideError> {
     let deadline = Instant::now() + GLANCE;
     loop {
         match has_users(device) {
