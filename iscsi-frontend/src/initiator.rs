@@ -144,23 +144,47 @@ fn program(name: &str) -> Option<PathBuf> {
 
 /// The session of this host's own target of that name, if the initiator has one. Targets of this host are reached at its loopback
 /// addresses: a session that leads elsewhere is of another host's volume, which may have the same name.
-pub fn find(target: &str) -> Option<Session> {
-    let entries = fs::read_dir(SESSIONS).ok()?;
-    entries.filter_map(|entry| session_at(&entry.ok()?.path(), Path::new(CONNECTIONS), target)).next()
+///
+/// # Errors
+/// The system's: it could not be looked, which does not say that there is none.
+pub fn find(target: &str) -> io::Result<Option<Session>> {
+    let Some(entries) = absent(fs::read_dir(SESSIONS))? else { return Ok(None) };
+    for entry in entries {
+        if let Some(session) = session_at(&entry?.path(), Path::new(CONNECTIONS), target)? {
+            return Ok(Some(session));
+        }
+    }
+    Ok(None)
 }
 
-fn session_at(directory: &Path, connections: &Path, target: &str) -> Option<Session> {
-    let name = line(&directory.join("targetname"))?;
-    if name != target {
-        return None;
-    }
+fn session_at(directory: &Path, connections: &Path, target: &str) -> io::Result<Option<Session>> {
+    let text = |path: PathBuf| absent(fs::read_to_string(path));
+    let Some(name) = text(directory.join("targetname"))?.filter(|name| name.trim() == target) else {
+        return Ok(None);
+    };
     // Session 3 has connection 3:0.
-    let number = directory.file_name()?.to_str()?.strip_prefix("session")?;
-    let connection = connections.join(format!("connection{number}:0"));
-    let address: IpAddr = line(&connection.join("persistent_address"))?.parse().ok()?;
-    let port = line(&connection.join("persistent_port"))?.parse().ok()?;
-    let portal = SocketAddr::new(address, port);
-    address.is_loopback().then(|| Session { directory: directory.to_owned(), target: name, portal })
+    let number = directory.file_name().and_then(|name| name.to_str()?.strip_prefix("session"));
+    let connection = connections.join(format!("connection{}:0", number.unwrap_or_default()));
+    let address = text(connection.join("persistent_address"))?.and_then(|t| t.trim().parse::<IpAddr>().ok());
+    let port = text(connection.join("persistent_port"))?.and_then(|t| t.trim().parse().ok());
+    let portal = address.zip(port).map(|(address, port)| SocketAddr::new(address, port));
+    let portal = portal.filter(|portal| portal.ip().is_loopback());
+    let target = name.trim().to_owned();
+    Ok(portal.map(|portal| Session { directory: directory.to_owned(), target, portal }))
+}
+
+/// What is not there, or goes as it is looked at (ENODEV), is no error.
+fn absent<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(e)
+            if e.kind() == io::ErrorKind::NotFound
+                || e.raw_os_error() == Some(nix::errno::Errno::ENODEV as i32) =>
+        {
+            Ok(None)
+        }
+        Err(e) => Err(e),
+    }
 }
 
 fn line(path: &Path) -> Option<String> {
@@ -175,7 +199,9 @@ pub fn login(target: &str, portal: SocketAddr, patience: Patience) -> Result<Ses
     let logged_in = record(target, portal, patience)
         .and_then(|()| iscsiadm("log in", &node(target, portal, &["--login"])))
         .and_then(|()| {
-            let session = find(target).ok_or_else(|| InitiatorError::NoDisk(target.to_owned()))?;
+            let look = |source| InitiatorError::Io { what: SESSIONS.to_owned(), source };
+            let found = find(target).map_err(look)?;
+            let session = found.ok_or_else(|| InitiatorError::NoDisk(target.to_owned()))?;
             session.be_patient(patience)?;
             Ok(session)
         });
@@ -458,13 +484,19 @@ mod tests {
         fs::write(connection.join("persistent_port"), "3261\n").unwrap();
         let at = |address: &str, target: &str| {
             fs::write(connection.join("persistent_address"), format!("{address}\n")).unwrap();
-            session_at(&session, &connections, target).map(|found| found.portal.to_string())
+            let found = session_at(&session, &connections, target).unwrap();
+            found.map(|found| found.portal.to_string())
         };
         let (own, other) = ("iqn.2019-10.io.longhorn:db", "iqn.2019-10.io.longhorn:d");
         assert_eq!(at("127.0.0.1", other), None);
         assert_eq!(at("127.0.0.1", own).as_deref(), Some("127.0.0.1:3261"));
         // Another host's volume of that name.
         assert_eq!(at("192.0.2.7", own), None);
+        // A directory of that name stands for what cannot be read just now.
+        let unread = top.path().join("session8");
+        fs::create_dir_all(unread.join("targetname")).unwrap();
+        assert!(session_at(&unread, &connections, own).is_err(), "it may be the one");
+        assert!(session_at(&top.path().join("session9"), &connections, own).unwrap().is_none(), "it is gone");
         let disk = session.join("device/target2:0:0/2:0:0:1/block/sdb");
         let other = session.join("device/target2:0:0/2:0:0:11/block/sdc");
         for path in [&disk, &other] {

@@ -54,8 +54,8 @@ pub(crate) fn choose(volume: &str, root: &Path) -> Frontend {
 fn left_behind(volume: &str, root: &Path) -> Option<Frontend> {
     let holds = |frontend| match frontend {
         Frontend::Ublk => ublk_frontend::has_device(&ublk_owner(root), volume),
-        Frontend::Nbd => nbd_frontend::kernel::find(&nbd_identifier(root, volume)).is_some(),
-        Frontend::Iscsi => initiator::find(&target_name(volume)).is_some(),
+        Frontend::Nbd => nbd_frontend::kernel::find(&nbd_identifier(root, volume)).is_ok_and(|d| d.is_some()),
+        Frontend::Iscsi => initiator::find(&target_name(volume)).is_ok_and(|s| s.is_some()),
         _ => Keeper::connect(&keeper_socket(volume)).is_ok(),
     };
     DEVICES.into_iter().find(|frontend| holds(*frontend))

@@ -115,7 +115,7 @@ fn say(line: &str) {
 }
 
 fn found(identifier: &str) -> Result<kernel::Device, Failure> {
-    kernel::find(identifier).ok_or_else(|| format!("no device of {identifier}").into())
+    kernel::find(identifier)?.ok_or_else(|| format!("no device of {identifier}").into())
 }
 
 /// Connections on which the handshake is done.
@@ -151,7 +151,7 @@ fn connect(arguments: &Arguments) -> Result<kernel::Device, Failure> {
 fn keep(arguments: &Arguments) -> Result<(), Failure> {
     const LOOK: Duration = Duration::from_millis(10);
     let path = Path::new(arguments.word(2)?);
-    let mut device = match kernel::find(arguments.word(1)?) {
+    let mut device = match kernel::find(arguments.word(1)?)? {
         Some(device) => device,
         None => connect(arguments)?,
     };

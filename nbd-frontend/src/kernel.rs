@@ -204,16 +204,43 @@ fn add_sockets(request: &mut Request, sockets: &[OwnedFd]) {
 }
 
 /// The device with this identifier, if the kernel has one: made by an earlier process.
-pub fn find(identifier: &str) -> Option<Device> {
-    let entries = fs::read_dir("/sys/block").ok()?;
-    let index = entries.filter_map(|entry| index_of(&entry.ok()?.path(), identifier)).next()?;
-    Some(Device { index, identifier: identifier.to_owned(), sockets: Vec::new() })
+///
+/// # Errors
+/// The system's: it could not be looked, which does not say that there is none.
+pub fn find(identifier: &str) -> io::Result<Option<Device>> {
+    find_below(Path::new("/sys/block"), identifier)
 }
 
-fn index_of(directory: &Path, identifier: &str) -> Option<u32> {
-    let index = directory.file_name()?.to_str()?.strip_prefix("nbd")?.parse().ok()?;
-    let backend = fs::read_to_string(directory.join("backend")).ok()?;
-    (backend.trim_end_matches('\n') == identifier).then_some(index)
+fn find_below(devices: &Path, identifier: &str) -> io::Result<Option<Device>> {
+    let Some(entries) = absent(fs::read_dir(devices))? else { return Ok(None) };
+    for entry in entries {
+        if let Some(index) = index_of(&entry?.path(), identifier)? {
+            return Ok(Some(Device { index, identifier: identifier.to_owned(), sockets: Vec::new() }));
+        }
+    }
+    Ok(None)
+}
+
+fn index_of(directory: &Path, identifier: &str) -> io::Result<Option<u32>> {
+    let number = directory.file_name().and_then(|name| name.to_str()?.strip_prefix("nbd")?.parse().ok());
+    let Some(index) = number else { return Ok(None) };
+    // One without a connection has no such file.
+    let backend = absent(fs::read_to_string(directory.join("backend")))?;
+    Ok(backend.filter(|backend| backend.trim_end_matches('\n') == identifier).map(|_| index))
+}
+
+/// What is not there, or goes as it is looked at (ENODEV), is no error.
+fn absent<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(e)
+            if e.kind() == io::ErrorKind::NotFound
+                || e.raw_os_error() == Some(nix::errno::Errno::ENODEV as i32) =>
+        {
+            Ok(None)
+        }
+        Err(e) => Err(e),
+    }
 }
 
 impl Device {
@@ -382,7 +409,8 @@ impl Device {
     /// True while the kernel has the device for this identifier, with living connections or not.
     pub fn is_connected(&self) -> bool {
         let directory = format!("/sys/block/nbd{}", self.index);
-        index_of(Path::new(&directory), &self.identifier).is_some()
+        // One that cannot be looked at is not taken for gone.
+        index_of(Path::new(&directory), &self.identifier).map_or(true, |index| index.is_some())
     }
 
     /// Waits until one of the connections that this process handed over has ended: the server has gone, or the kernel has
@@ -445,4 +473,24 @@ pub fn status() -> Result<Vec<(u32, bool)>, ClientError> {
         })
         .map_err(|source| ClientError::Refused { what: WHAT, source })?;
     Ok(devices)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_cannot_be_looked_at_is_not_passed_over() {
+        let devices = tempfile::tempdir().unwrap();
+        let found = |name: &str| find_below(devices.path(), name).map(|found| found.map(|d| d.index()));
+        assert!(find_below(&devices.path().join("none"), "a").unwrap().is_none());
+        for number in [0, 1, 2] {
+            fs::create_dir(devices.path().join(format!("nbd{number}"))).unwrap();
+        }
+        fs::write(devices.path().join("nbd1/backend"), "a\n").unwrap();
+        assert_eq!((found("a").unwrap(), found("b").unwrap()), (Some(1), None));
+        // A directory of that name stands for what cannot be read just now.
+        fs::create_dir(devices.path().join("nbd2/backend")).unwrap();
+        assert!(found("b").is_err(), "it may be the one");
+    }
 }

@@ -168,9 +168,9 @@ fn release_ublk(volume: &str, root: &Root, users: Users) -> Result<()> {
 
 /// The same where the kernel's own client or initiator has the device.
 fn release_kernels(volume: &str, root: &Root, users: Users) -> Result<()> {
-    let client = nbd_frontend::kernel::find(&nbd_identifier(root.path(), volume));
+    let client = nbd_frontend::kernel::find(&nbd_identifier(root.path(), volume)).context("/sys/block")?;
     // Volumes of one name run under one root at a time, so a session is this one's.
-    let session = initiator::find(&target_name(volume));
+    let session = initiator::find(&target_name(volume)).context("the initiator's sessions")?;
     if client.is_none() && session.is_none() {
         return Ok(());
     }

@@ -116,8 +116,8 @@ fn abandon_devices(volume: &str, root: &Root) -> Result<()> {
             .with_context(|| device.display().to_string())?;
     }
     let rdev = node::rdev(&device);
-    let client = nbd_frontend::kernel::find(&nbd_identifier(root.path(), volume));
-    let session = initiator::find(&target_name(volume));
+    let client = nbd_frontend::kernel::find(&nbd_identifier(root.path(), volume)).context("/sys/block")?;
+    let session = initiator::find(&target_name(volume)).context("the initiator's sessions")?;
     let has_kernels = client.is_some() || session.is_some();
     if let Some(client) = client {
         tracing::warn!("the NBD device that the volume had here before is taken away");

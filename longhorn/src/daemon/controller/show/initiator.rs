@@ -29,6 +29,9 @@ const PORTS: std::ops::Range<u16> = ISCSI_PORT..ISCSI_PORT + 1024;
 /// A command outlives the engine's own timeout by so much: it is the engine that says what failed.
 const BEYOND: Duration = Duration::from_secs(60);
 
+/// What is looked at, for people.
+const SESSIONS: &str = "looking for a session of the host's initiator";
+
 /// How long commands wait for the next engine before they fail; also for one command, of a volume without a timeout.
 const AWAY: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -60,7 +63,7 @@ impl Initiator {
         io_timeout: Duration,
         mut door: Door,
     ) -> Result<Self> {
-        let session = initiator::find(&target_name(volume));
+        let session = initiator::find(&target_name(volume)).context(SESSIONS)?;
         let missing = match session {
             Some(_) => initiator::missing_but_daemon(),
             None => initiator::missing(),
@@ -89,7 +92,7 @@ impl Initiator {
     }
 
     pub(super) fn show(&mut self, queues: &Queues, size: u64) -> Result<Endpoint> {
-        let left = initiator::find(&target_name(&self.volume));
+        let left = initiator::find(&target_name(&self.volume)).context(SESSIONS)?;
         if left.is_some() {
             queues.clients_have_stayed();
         }

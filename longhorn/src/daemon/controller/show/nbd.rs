@@ -54,6 +54,9 @@ const AGAIN_ANSWERED: Duration = Duration::from_secs(1);
 /// Somebody else has taken the device apart.
 const DISCONNECTED: &str = "the device has been disconnected";
 
+/// Where the kernel says which devices it has, for people.
+const DEVICES: &str = "looking for an NBD device in /sys/block";
+
 /// Between two tries to give the kernel a connection, while it does not know yet that the last one is dead.
 const AGAIN: Duration = Duration::from_millis(5);
 
@@ -88,7 +91,7 @@ impl Nbd {
             return Err(GivesUp(text).into());
         }
         let identifier = nbd_identifier(root, volume);
-        let left = kernel::find(&identifier);
+        let left = kernel::find(&identifier).context(DEVICES)?;
         let own: Vec<u64> = left.iter().map(numbers).collect::<Result<_>>()?;
         node::check(&device_of(volume), &own).map_err(node_error)?;
         let coming = match left {
@@ -109,7 +112,7 @@ impl Nbd {
             let export = Export { name, description: "Longhorn volume".to_owned(), read_only: false };
             Ok(if number == QUEUE { Order::Nbd(export, None) } else { Order::Nothing })
         })?;
-        let (device, connection, served) = match kernel::find(&self.identifier) {
+        let (device, connection, served) = match kernel::find(&self.identifier).context(DEVICES)? {
             Some(device) => {
                 queues.clients_have_stayed();
                 let coming = self.coming.take().map(JoinHandle::join).transpose();
@@ -262,7 +265,7 @@ fn hand_over(identifier: &str) -> Result<OwnedFd> {
     let deadline = Instant::now() + PREDECESSOR;
     loop {
         let (kernels, ours) = UnixStream::pair().context("a pair of sockets")?;
-        let mut device = kernel::find(identifier).context(DISCONNECTED)?;
+        let mut device = kernel::find(identifier).context(DEVICES)?.context(DISCONNECTED)?;
         device.reconnect(vec![kernels.into()]).map_err(|e| match e {
             ClientError::StillOpen(_) => anyhow!("{e}{}: unmount or close it first", by_whom(&device)),
             e => e.into(),
