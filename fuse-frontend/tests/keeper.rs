@@ -722,7 +722,8 @@ fn nodes_of_others_are_left_alone() {
     node::remove(&path, second).unwrap();
     assert!(!path.exists());
     let left = fs::read_dir(path.parent().unwrap()).unwrap().map(|entry| entry.unwrap());
-    let left: Vec<_> = left.map(|entry| (entry.file_name(), entry.metadata().unwrap().mode() & 0o777)).collect();
+    let left: Vec<_> =
+        left.map(|entry| (entry.file_name(), entry.metadata().unwrap().mode() & 0o777)).collect();
     assert_eq!(left, [(".~lock".into(), 0o600)], "root alone opens it");
 
     fs::write(&path, "file").unwrap();

@@ -88,8 +88,8 @@ impl<'a> Mount<'a> {
     }
 }
 
-/// Spaces and the like are written as three octal digits.
-fn unescaped(text: &[u8]) -> PathBuf {
+/// A path in one of the kernel's tables: spaces and the like are written as three octal digits.
+pub(crate) fn unescaped(text: &[u8]) -> PathBuf {
     let escapes = [(&b"\\040"[..], b' '), (b"\\011", b'\t'), (b"\\012", b'\n'), (b"\\134", b'\\')];
     let (mut plain, mut rest) = (Vec::with_capacity(text.len()), text);
     while let Some(first) = rest.first() {

@@ -9,6 +9,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::Finding;
+use crate::mounts::unescaped;
 
 const CHECK: &str = "swap";
 
@@ -22,7 +23,8 @@ pub(super) fn on_volumes(devices: &Path, replicas: &str) -> Finding {
             Some((node.file_name().into_string().ok()?, fs::metadata(node.path()).ok()?.rdev()))
         })
         .collect();
-    let table = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    // Names of any bytes may stand in it.
+    let table = fs::read("/proc/swaps").unwrap_or_default();
     let used = areas(&table).filter_map(|area| device_of(&area)).find_map(|device| {
         volumes.iter().find(|(_, volume)| *volume == device).map(|(name, _)| name.as_str())
     });
@@ -43,10 +45,11 @@ fn judge(volume: Option<&str>, replicas: &str) -> Finding {
     }
 }
 
-/// The places of `/proc/swaps`, in which blanks are octal.
-fn areas(table: &str) -> impl Iterator<Item = PathBuf> {
-    let first = |line: &str| line.split_ascii_whitespace().next().map(str::to_owned);
-    table.lines().skip(1).filter_map(first).map(|name| name.replace("\\040", " ").into())
+/// The places of `/proc/swaps`, behind a line of headings.
+fn areas(table: &[u8]) -> impl Iterator<Item = PathBuf> {
+    let lines = table.split(|byte| *byte == b'\n').skip(1);
+    let first = |line: &[u8]| line.split(u8::is_ascii_whitespace).next().map(unescaped);
+    lines.filter(|line| !line.is_empty()).filter_map(first)
 }
 
 /// The number of the device that an area is, or whose file system it lies on.
@@ -57,6 +60,9 @@ fn device_of(area: &Path) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
     use super::super::Verdict;
     use super::*;
 
@@ -64,10 +70,12 @@ mod tests {
     fn places_are_read_from_the_kernels_table() {
         let table = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n\
                      /dev/dm-1                               partition\t1048572\t\t0\t\t-2\n\
-                     /mnt/my\\040data/swap                   file\t\t262140\t\t0\t\t-3\n";
-        let found: Vec<PathBuf> = areas(table).collect();
-        assert_eq!(found, [Path::new("/dev/dm-1"), Path::new("/mnt/my data/swap")]);
-        assert_eq!(areas("").count(), 0);
+                     /mnt/my\\040data/swap\\011                file\t\t262140\t\t0\t\t-3\n";
+        let table = [table.as_bytes(), b"/mnt/\xff\tfile\t1\t0\t-4\n"].concat();
+        let found: Vec<PathBuf> = areas(&table).collect();
+        let strange = Path::new(OsStr::from_bytes(b"/mnt/\xff"));
+        assert_eq!(found, [Path::new("/dev/dm-1"), Path::new("/mnt/my data/swap\t"), strange]);
+        assert_eq!(areas(b"").count(), 0);
     }
 
     #[test]
