@@ -127,8 +127,8 @@ def is_let_go_without_an_engine(frontend):
 
 def nothing_is_left(frontend, threads):
     expect(nodes() == [], f"{frontend}: {nodes()}")
-    nodes = os.listdir("/dev/longhorn") if os.path.isdir("/dev/longhorn") else []
-    expect([name for name in nodes if not name.startswith(".")] == [], f"{frontend}: nodes")
+    left = os.listdir("/dev/longhorn") if os.path.isdir("/dev/longhorn") else []
+    expect([name for name in left if not name.startswith(".")] == [], f"{frontend}: nodes {left}")
     kernel_threads_are_again(threads)
     loops = run("losetup", "--list", "--noheadings").stdout
     expect(loops == "", f"{frontend}: loop devices {loops}")
