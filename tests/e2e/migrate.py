@@ -251,12 +251,13 @@ def no_revert_beside_a_relay(volume, source, target):
 
 
 def used_and_told_to_end(volume, engine, relay, users):
-    """A relay that is told to end stays while its device is used, also where what is used waits for an engine that stands still."""
-    stand_still(volume.running[engine].pid)
+    """A relay that is told to end stays while its device is used, and fails nothing, also where requests wait for an engine that is away."""
+    volume.kill(engine)
+    time.sleep(0.5)
     volume.running[relay].terminate()
     time.sleep(7)
-    volume.running[engine].send_signal(signal.SIGCONT)
-    going_on("after a relay in use was told to end beside an engine that stood still", users)
+    volume.start_engine(engine)
+    going_on("after a relay in use was told to end while its engine was away", users)
     expect(volume.running[relay].poll() is None, "a relay ends though its device is in use")
 
 
