@@ -54,6 +54,10 @@ impl Device<Payload> for Disk {
 struct Memory(Option<Vec<u8>>);
 
 impl Store for Memory {
+    fn outlives(&self) -> bool {
+        true
+    }
+
     fn load(&mut self) -> io::Result<Option<Vec<u8>>> {
         Ok(self.0.clone())
     }

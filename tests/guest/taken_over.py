@@ -241,7 +241,7 @@ def whoever_has_no_iscsid_is_told_so():
     """iscsiadm alone logs in nowhere. That is said before anything is made, and not when the engine tries."""
     initiator.unpack()
     if subprocess.run(["pidof", "iscsid"], capture_output=True).returncode == 0:
-        return skip("iscsi-volume-life without iscsid", "it runs here")
+        return skip("iscsi-volume-life-without-iscsid", "it runs here")
     host = Host(WORK)
 
     def found():
@@ -250,7 +250,7 @@ def whoever_has_no_iscsid_is_told_so():
 
     # No initiator at all.
     if found()["detail"].startswith("not here"):
-        return skip("iscsi-volume-life without iscsid", found()["detail"])
+        return skip("iscsi-volume-life-without-iscsid", found()["detail"])
     expect(found()["verdict"] == "WARN" and "systemctl" in found()["next"], f"{found()}")
     volume = host.name("idle")
     done = host.ctl("up", volume, "--size", "64MiB", "--frontend", "iscsi", check=False)
@@ -298,7 +298,7 @@ def what_the_host_has_set_for_others_is_not_for_volumes():
     """Sessions that look for no disks by themselves; several of them to a target, each with a disk of its own; and such as are given
     up when a target was away for some logins."""
     if os.environ.get("LH_GUEST") != "1":
-        return skip("iscsi-volume-life with other settings", "this host's are left as they are")
+        return skip("iscsi-volume-life-with-other-settings", "this host's are left as they are")
     with set_by_the_host("node.session.scan", "manual"):
         Volume("iscsi", volume="scanned", size=64 * MIB).stop()
     with set_by_the_host("node.session.nr_sessions", "2"):
