@@ -51,7 +51,9 @@ impl Draft<'_> {
         }
         let before = self.o.engine.map(|e| e.spec.image.as_str()).unwrap_or_default();
         let rests = self.engine_state() == InstanceState::Stopped;
-        let newest = before.is_empty() || rests && self.lacking(self.o.image).is_empty();
+        // What no node has, as an image of Longhorn's, is not waited with until all nodes of the volume have ours.
+        let is_lost = || !self.is_anywhere(before) && self.is_anywhere(self.o.image);
+        let newest = before.is_empty() || rests && (self.lacking(self.o.image).is_empty() || is_lost());
         if newest { self.o.image.to_owned() } else { before.to_owned() }
     }
 

@@ -5,7 +5,9 @@ use std::time::Duration;
 use super::draft::Draft;
 use super::health::LEFT_OUT;
 use super::{ENDED, READY};
-use crate::api::{Conditions, DataLocality, DesireState, EngineSpec, InstanceState, Quorum, VolumeState};
+use crate::api::{
+    Conditions, DataLocality, DesireState, EngineSpec, InstanceState, Quorum, ReplicaSpec, VolumeState,
+};
 use crate::plan::age;
 
 /// How long replicas may take to open their directories before the engine is started without those that have not. The
@@ -149,8 +151,18 @@ impl Draft<'_> {
 
     fn attach(&mut self, target: &str) {
         let image = self.image();
-        for replica in self.replicas.values_mut() {
-            if replica.desire_state == DesireState::Stopped {
+        // One that was told to run before anybody knew which programs there are will not by what no node has.
+        let waits_in_vain = |name: &String, spec: &ReplicaSpec| {
+            let runs = self.replica_state(name) == InstanceState::Running;
+            !runs && !self.is_anywhere(&spec.image) && self.is_anywhere(&image)
+        };
+        let begins = |(name, spec): &(&String, &ReplicaSpec)| {
+            spec.desire_state == DesireState::Stopped || waits_in_vain(name, spec)
+        };
+        let beginning: Vec<String> =
+            self.replicas.iter().filter(begins).map(|(name, _)| name.clone()).collect();
+        for (name, replica) in &mut self.replicas {
+            if beginning.contains(name) {
                 replica.image.clone_from(&image);
             }
             replica.desire_state = DesireState::Running;

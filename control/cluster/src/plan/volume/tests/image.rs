@@ -147,3 +147,33 @@ fn a_volume_of_an_image_that_is_nowhere_runs_with_its_managers() {
     upgraded_to(&mut world, "");
     assert_eq!(reason(&world), "");
 }
+
+/// Attached in the moment in which managers begin, or with one node that has none: Longhorn's image is on no node, and was waited with.
+#[test]
+fn a_volume_of_longhorns_begins_with_what_the_nodes_have() {
+    for known_at_once in [true, false] {
+        let mut world = World::new(VolumeSpec::default());
+        world.settle();
+        let longhorns = "longhornio/longhorn-engine:v1.8.1";
+        for replica in world.replicas.values_mut() {
+            longhorns.clone_into(&mut replica.spec.image);
+        }
+        for engine in world.engines.values_mut() {
+            longhorns.clone_into(&mut engine.spec.image);
+        }
+        world.volume_mut().spec.image = longhorns.into();
+        // What no node has does not run.
+        world.absent = world.replicas.keys().cloned().collect();
+        if known_at_once {
+            deployed(&mut world, "longhorn:1", &["n1", "n2"]);
+        }
+        world.attach("n1");
+        deployed(&mut world, "longhorn:1", &["n1", "n2"]);
+        world.settle();
+        let asked: BTreeSet<String> = world.replicas.values().map(|r| r.spec.image.clone()).collect();
+        assert_eq!(asked, one("longhorn:1"), "{known_at_once}");
+        world.absent.clear();
+        world.settle();
+        assert_eq!(running(&world), ("longhorn:1".into(), one("longhorn:1")), "{known_at_once}");
+    }
+}
