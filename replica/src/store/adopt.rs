@@ -25,6 +25,7 @@ use super::load;
 use super::locks::Locked;
 use super::meta::{LayerMeta, VOLUME_META, meta_name};
 use super::open::Opening;
+use super::owner::identified;
 use super::record::{
     ChainRecord, Closed, EpochRecord, FoldRecord, Identity, Rebuild, Record, Records, Releasing,
 };
@@ -171,11 +172,14 @@ pub(super) fn check(path: &Path, tree: &Tree) -> Result<(), OpenError> {
     if tree.volume.rebuilding {
         return Err(damaged(path, Damage::Rebuilding));
     }
+    let records = Records { directory: path };
+    if let Some(identity) = identified(&records)? {
+        Known::check_lengths(path, identity.volume, tree)?;
+    }
     if !tree.recovered {
         return Ok(());
     }
     // Longhorn never loses volume.meta without a trace; without it nothing says whether our marks still count.
-    let records = Records { directory: path };
     let rebuilding = records.load::<Rebuild>()?.is_some();
     let engine = path.join(ENGINE);
     let marks = has_marks(&engine).map_err(|source| OpenError::Io {

@@ -10,7 +10,7 @@ use super::disk::read_small;
 use super::error::{Damage, OpenError, damaged, failed};
 use super::known::Known;
 use super::locks::lock_directory;
-use super::owner::{Owner, owner};
+use super::owner::{Owner, identified, owner};
 use super::record::{Creating, EpochRecord, Fence, Rebuild, Records};
 use super::release;
 use super::tree;
@@ -60,7 +60,12 @@ pub fn survey(path: &Path) -> Result<Survey, OpenError> {
     let head = head.symlink_metadata().map_err(failed("reading", &head))?;
     let fence = records.load::<Fence>()?;
     let (imported, epoch, rebuilding, clean) = match owner {
-        Owner::Other => (true, None, tree.volume.rebuilding, !tree.volume.dirty),
+        Owner::Other => {
+            if let Some(identity) = identified(&records)? {
+                Known::check_lengths(path, identity.volume, &tree)?;
+            }
+            (true, None, tree.volume.rebuilding, !tree.volume.dirty)
+        }
         Owner::Ours { identity, clean } => {
             Known::check_closed(path, identity.volume, &tree)?;
             let epoch = records.load::<EpochRecord>()?.filter(|e| e.volume == identity.volume);

@@ -67,6 +67,25 @@ fn a_layer_that_was_cut_off_is_not_read_as_holes() {
     }
 }
 
+/// Who has changed it behind a clean close may be another program, whose bytes count; but none cuts a layer off.
+#[test]
+fn a_layer_that_was_cut_off_behind_a_clean_close_is_not_read_as_holes() {
+    for (name, length) in [(ONE, BLOCK), (TWO, SIZE - BLOCK)] {
+        let place = temporary();
+        let path = place.path().join("replica");
+        killed(&path);
+        Volume::open(&path).unwrap().close();
+        cut(&path, name, length);
+        assert_eq!(refused(&path), Damage::LayerShort { file: name.into(), length, known: SIZE });
+        // Put back from a copy, it is what is there, whoever has written it.
+        replace(&path, name);
+        cut(&path, name, SIZE);
+        assert!(survey(&path).unwrap().imported);
+        drop(SnapshotView::open(&path, None).unwrap());
+        drop(Volume::open(&path).unwrap());
+    }
+}
+
 #[test]
 fn a_layer_that_was_replaced_is_not_believed() {
     for name in [ONE, TWO] {
