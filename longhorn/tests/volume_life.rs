@@ -64,7 +64,10 @@ fn what_a_replica_holds_is_for_its_owner_alone() {
         assert_eq!((&told["file"], &told["size"]), (&Value::from(image), &Value::from(16 << 20)), "{told}");
     };
     exported(&["-o", "json", "snapshot", "export", &host.volume, "s1", image]);
-    host.ok(&["down", &host.volume]);
+    // Whoever ended the process that has it would see another one take its place.
+    host.refused(&["replica", "export", directory, image], &format!("snapshot export {}", host.volume));
+    // As other tools call it.
+    host.ok(&["stop", &host.volume]);
     exported(&["-o", "json", "replica", "export", directory, image]);
 }
 

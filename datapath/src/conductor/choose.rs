@@ -244,7 +244,11 @@ fn missing(epoch: &Epoch, candidates: &[Candidate<'_>]) -> String {
     let why = |name: &&str| said(name).map(|state| format!("{name} {}", why_not(state)));
     match here.is_empty() {
         true => "it has no members".into(),
-        false => here.iter().filter_map(why).collect::<Vec<_>>().join(", "),
+        // Nobody comes who could help.
+        false => {
+            let all = here.iter().filter_map(why).collect::<Vec<_>>().join(", ");
+            format!("{all}; where that does not change, `longhornctl salvage` begins with one of them")
+        }
     }
 }
 
@@ -529,7 +533,7 @@ mod tests {
         let alone = epoch(1, 1, &["1"]);
         let foreign = knows(&alone).map(|s| ReplicaState { imported: true, ..s });
         let why = waits(among(Quorum::Any, Some(Some(alone)), [foreign, None, None]));
-        assert!(why.ends_with("1 was written by another program"), "{why}");
+        assert!(why.contains("1 was written by another program; where that does not change"), "{why}");
     }
 
     #[test]

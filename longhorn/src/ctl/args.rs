@@ -58,12 +58,15 @@ pub(super) enum Output {
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
+    // Other tools' names for the same are taken, too.
     /// Create a volume if it is not there, start it, and wait until it can be used
+    #[command(aliases = ["create", "start"])]
     Up(UpCommand),
     /// Flush and stop a volume; its data stays
+    #[command(alias = "stop")]
     Down(DownArgs),
     /// List all volumes
-    #[command(after_help = LS_HELP)]
+    #[command(after_help = LS_HELP, alias = "list")]
     Ls,
     /// Show how a volume and its replicas fare
     #[command(after_help = STATUS_HELP)]
@@ -88,7 +91,7 @@ pub(super) enum Command {
     /// Replace the engine under whatever uses the volume, by another program or anew
     Upgrade(UpgradeArgs),
     /// Delete a volume and all its data
-    #[command(after_help = RM_HELP)]
+    #[command(after_help = RM_HELP, aliases = ["delete", "remove"])]
     Rm {
         /// Name of the volume
         #[arg(value_parser = volume_name)]

@@ -29,8 +29,8 @@ const NO_MANAGER: &str = "no instance manager runs";
 /// What is said of a volume whose replicas' disks are all full.
 fn no_space(volume: &str) -> String {
     format!(
-        "the disks of its replicas are full, and writes wait until there is space again: free some, for example with \
-         `longhornctl snapshot rm {volume} NAME` and `longhornctl snapshot purge {volume}`"
+        "the disks of its replicas are full, and writes wait until there is space again: free or add some there; where the volume has \
+         snapshots, `longhornctl snapshot rm {volume} NAME` and `longhornctl snapshot purge {volume}` may free some, too"
     )
 }
 

@@ -86,6 +86,16 @@ pub(super) fn check_apart(root: &Root, directory: &Path, same: fn(&str) -> Strin
     Ok(())
 }
 
+/// The volume of this root that a directory is a replica of, if the records say so of one.
+pub(super) fn volume_of(root: &Root, directory: &Path) -> Option<String> {
+    let directory = resolved(directory);
+    let is_its = |name: &String| {
+        let record = VolumeRecord::load(root, name);
+        record.is_ok_and(|record| record.replicas.iter().any(|r| resolved(&r.directory) == directory))
+    };
+    VolumeRecord::list(root).ok()?.into_iter().find(is_its)
+}
+
 /// Without symbolic links as far as it is there.
 fn resolved(path: &Path) -> PathBuf {
     let mut missing = PathBuf::new();

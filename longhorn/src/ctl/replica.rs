@@ -16,6 +16,7 @@ use serde::Serialize;
 use super::args::{ImageFormat, Output, ReplicaExportArgs};
 use super::observe::observe;
 use super::output::print_json;
+use super::place::volume_of;
 use super::show::print_replicas;
 use super::{Context, interrupt};
 use crate::progress::Progress;
@@ -66,6 +67,15 @@ pub(super) fn export(context: &Context, args: &ReplicaExportArgs) -> Result<()> 
     }
     let view = SnapshotView::open(&args.directory, snapshot).map_err(|err| match err {
         OpenError::Damaged { .. } => anyhow!("{err}; with --rescue what can be read all the same is taken"),
+        // Whoever ended that process would see another one take its place.
+        OpenError::InUse { .. } => match volume_of(&context.root, &args.directory) {
+            Some(volume) => anyhow!(
+                "{} is a replica of volume {volume}, which is up: `longhornctl snapshot export {volume} SNAPSHOT FILE` exports a snapshot \
+                 as it is, or stop the volume first with `longhornctl down {volume}`",
+                args.directory.display()
+            ),
+            None => err.into(),
+        },
         err => err.into(),
     })?;
     write_out(context, &view, args.format, &args.file)

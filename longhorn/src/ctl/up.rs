@@ -306,6 +306,9 @@ pub(super) fn announce(context: &Context, view: &VolumeView, is_new: bool) -> Re
     let size = format_size(view.size);
     let replicas = counted(view.replicas.len(), "replica");
     tell!("{} is up: {size}, {replicas}, {}", view.name, view.robustness);
+    if view.robustness != "healthy" {
+        tell!("`longhornctl status {}` says why it is {}", view.name, view.robustness);
+    }
     if !view.endpoint.is_empty() {
         print(&format!("{}\n", view.endpoint))?;
     }
