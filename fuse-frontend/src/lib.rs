@@ -23,7 +23,7 @@ pub use attach::{Attach, AttachError, Attached, attach};
 pub use needed::{FUSE, LOOP, MISC, Needed, Present};
 pub use node::NodeError;
 pub use server::Server;
-pub use users::{Holder, users_of};
+pub use users::{Holder, users_of, users_of_number};
 
 /// What this kernel lacks for the frontend, in words that name it; `None` if nothing.
 pub fn missing() -> Option<String> {

@@ -45,7 +45,11 @@ impl std::fmt::Display for Holder {
 /// Everybody who uses the block device that the node `device` names, or a partition of it, in a fixed order; empty if `device` is
 /// no node. The caller's own process is left out.
 pub fn users_of(device: &Path) -> Vec<Holder> {
-    let Some(rdev) = node::rdev(device) else { return Vec::new() };
+    node::rdev(device).map(users_of_number).unwrap_or_default()
+}
+
+/// The same of the block device with these numbers, wherever it has nodes.
+pub fn users_of_number(rdev: u64) -> Vec<Holder> {
     let rdevs = with_partitions(rdev);
     let mut holders: Vec<Holder> = rdevs.iter().flat_map(|rdev| stacked(*rdev)).collect();
     holders.extend(swaps(&rdevs));

@@ -6,6 +6,7 @@ mod stopped;
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::net::TcpListener;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -75,24 +76,28 @@ fn a_new_volume_whose_device_somebody_uses_is_not_taken_back() {
     });
 }
 
-/// A volume whose processes were deleted while its device was in use: the keeper of that alone is left.
-fn without_processes(host: &Host) -> File {
+/// A volume whose processes, or all but its replicas', were deleted while its device was in use: the keeper of that is left.
+fn without_engine(host: &Host, replicas_stay: bool) -> File {
     let volume = host.volume.as_str();
     host.ok(&["up", volume, "--frontend", "fuse"]);
     host.wait("healthy", is_healthy);
     let user = File::open(device(host)).unwrap();
-    let is_keeper = |pid: &i32| {
+    let stays = |pid: &i32| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        line.split(|b| *b == 0).any(|word| word.ends_with(b"keeper"))
+        let word = line.split(|b| *b == 0).nth(1).unwrap_or_default();
+        word.ends_with(b"keeper") || replicas_stay && word == b"replica"
     };
     until("the processes have ended", || {
-        let others: Vec<i32> = host.processes().into_iter().filter(|pid| !is_keeper(pid)).collect();
+        let others: Vec<i32> = host.processes().into_iter().filter(|pid| !stays(pid)).collect();
         others.iter().for_each(|pid| signal(*pid, Signal::SIGKILL));
         others.is_empty()
     });
-    assert!(!host.processes().is_empty(), "the keeper has ended, too");
+    assert_eq!(host.processes().len(), if replicas_stay { 2 } else { 1 }, "the keeper has ended, too");
     for entry in fs::read_dir(host.path("run/processes")).unwrap() {
-        fs::remove_file(entry.unwrap().path()).unwrap();
+        let entry = entry.unwrap();
+        if !replicas_stay || entry.file_name().to_str().unwrap().contains("-e-") {
+            fs::remove_file(entry.path()).unwrap();
+        }
     }
     user
 }
@@ -111,7 +116,7 @@ fn a_volume_without_processes_whose_device_is_in_use_keeps_its_bytes() {
     host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
     host.ok(&["snapshot", "create", volume, "s"]);
     host.ok(&["down", volume]);
-    let user = without_processes(&host);
+    let user = without_engine(&host, false);
     for refused in [
         &["snapshot", "revert", volume, "s"][..],
         &["resize", volume, "32MiB"],
@@ -125,11 +130,23 @@ fn a_volume_without_processes_whose_device_is_in_use_keeps_its_bytes() {
     assert!(device(&host).exists(), "it is served again");
     drop(user);
     host.ok(&["down", volume]);
+    // The replicas are there; and somebody has removed the node of what is in use.
+    let user = without_engine(&host, true);
+    fs::remove_file(device(&host)).unwrap();
+    for refused in [&["snapshot", "revert", volume, "s"][..], &["resize", volume, "32MiB"]] {
+        host.refused(refused, "is in use");
+    }
+    assert_eq!(host.status()["size"], 16 << 20, "it was done before anybody looked");
+    host.ok(&["up", volume]);
+    assert!(device(&host).exists(), "it is served again");
+    user.read_exact_at(&mut [0; 4096], 8 << 20).expect("what is asked of it fails");
+    drop(user);
+    host.ok(&["down", volume]);
     // Nobody uses it any more.
-    drop(without_processes(&host));
+    drop(without_engine(&host, false));
     host.ok(&["snapshot", "revert", volume, "s"]);
     assert!(!device(&host).exists());
-    drop(without_processes(&host));
+    drop(without_engine(&host, false));
     host.ok(&["up", volume, "--frontend", "nbd-server"]);
     assert!(!device(&host).exists());
     host.ok(&["down", volume]);

@@ -254,6 +254,16 @@ impl Device {
         &self.identifier
     }
 
+    /// Major and minor number, which it has whatever its node is called, and without one: a container that has a /dev of its own has none.
+    ///
+    /// # Errors
+    /// The system's: the kernel does not have it any more.
+    pub fn numbers(&self) -> io::Result<(u64, u64)> {
+        let text = fs::read_to_string(format!("/sys/block/nbd{}/dev", self.index))?;
+        let numbers = text.trim().split_once(':').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+        numbers.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
     /// `/dev/nbdN`.
     pub fn path(&self) -> PathBuf {
         format!("/dev/nbd{}", self.index).into()

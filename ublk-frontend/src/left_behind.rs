@@ -18,6 +18,18 @@ pub fn has_device(owner: &str, volume: &str) -> bool {
     devices.into_iter().any(|device| info(&control, device).is_ok_and(|i| i.ublksrv_flags == mark))
 }
 
+/// Major and minor number of the device that an engine of this volume left behind; `None`: there is none.
+///
+/// # Errors
+/// [`AttachError`]: also of one that is served.
+pub fn left_behind(owner: &str, volume: &str) -> Result<Option<(u32, u32)>, AttachError> {
+    let control = Control::open().map_err(unreachable)?;
+    let Some(info) = find(&control, mark(owner, volume))? else { return Ok(None) };
+    let params = read_params(&control, info.dev_id);
+    let params = params.map_err(refused(format!("ublk device {} cannot be looked at", info.dev_id)))?;
+    Ok(Some((params.numbers.disk_major, params.numbers.disk_minor)))
+}
+
 /// Takes a device away that an engine left behind: what waits for it fails, whoever uses it. Its major and minor number, for its
 /// nodes of other names; `None`: there was no such device.
 ///

@@ -23,5 +23,5 @@ pub mod session;
 pub use attach::{Attach, Attached, attach, is_fragile, missing};
 pub use channel::Channel;
 pub use error::{AttachError, DeviceError};
-pub use left_behind::{has_device, remove_left_behind};
+pub use left_behind::{has_device, left_behind, remove_left_behind};
 pub use server::Server;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use control::host::Root;
 use fuse_frontend::Holder;
 use fuse_frontend::keeper::KeeperError;
-use fuse_frontend::node;
+use fuse_frontend::{node, users_of, users_of_number};
 use iscsi_frontend::initiator;
 use nix::sys::stat::{major, makedev, minor};
 
@@ -22,6 +22,9 @@ const NAMED: usize = 3;
 
 /// How long a process may have a device open that only looks at it: udev does, whenever something has changed.
 const GLANCE: Duration = Duration::from_secs(2);
+
+/// Major number of loop devices (Documentation/admin-guide/devices.txt).
+const LOOP_MAJOR: u64 = 7;
 
 /// Between two looks at it.
 const AGAIN: Duration = Duration::from_millis(50);
@@ -43,13 +46,25 @@ impl Users {
             Self::Lose => Ok(()),
         }
     }
+
+    /// The same of the device with these numbers, whatever has become of its node.
+    fn check_number(self, volume: &str, (major, minor): (u64, u64)) -> Result<()> {
+        match self {
+            Self::Keep => check_unused_by(&device_of(volume), || users_of_number(makedev(major, minor))),
+            Self::Lose => Ok(()),
+        }
+    }
 }
 
 /// Refuses a device that somebody uses, naming who.
 pub(super) fn check_unused(device: &Path) -> Result<()> {
+    check_unused_by(device, || users_of(device))
+}
+
+fn check_unused_by(device: &Path, users: impl Fn() -> Vec<Holder>) -> Result<()> {
     let deadline = Instant::now() + GLANCE;
     let users = loop {
-        let users = fuse_frontend::users_of(device);
+        let users = users();
         if users.is_empty() {
             return Ok(());
         }
@@ -63,7 +78,7 @@ pub(super) fn check_unused(device: &Path) -> Result<()> {
 
 /// Who uses the device, in a few words; empty if nobody does.
 pub(super) fn users(device: &Path) -> String {
-    named(&fuse_frontend::users_of(device))
+    named(&users_of(device))
 }
 
 fn named(users: &[Holder]) -> String {
@@ -104,7 +119,7 @@ pub(super) fn print_name(numbers: &str) -> Result<()> {
 }
 
 /// Takes away what an engine has left that is gone, before the volume's bytes change without its users' knowledge: a mounted file system
-/// waits for the next engine, and would go on over them. The volume has no processes.
+/// waits for the next engine, and would go on over them. The volume has no engine that shows it.
 ///
 /// # Errors
 /// Somebody uses it.
@@ -138,7 +153,11 @@ fn release_keeper(volume: &str, root: &Root, users: Users) -> Result<()> {
     if Path::new(&info.owner) != root.path() {
         return Ok(());
     }
-    users.check(&info.node)?;
+    // Not by its node, which somebody may have removed.
+    match info.loop_number {
+        Some(number) => users.check_number(volume, (LOOP_MAJOR, number.into()))?,
+        None => users.check(&info.node)?,
+    }
     let ended = match users {
         Users::Keep => keeper.stop_by_force(),
         Users::Lose => keeper.abandon(),
@@ -154,11 +173,12 @@ fn release_keeper(volume: &str, root: &Root, users: Users) -> Result<()> {
 /// The same of a ublk device, which the kernel would take away from those who use it.
 fn release_ublk(volume: &str, root: &Root, users: Users) -> Result<()> {
     let owner = ublk_owner(root.path());
-    if ublk_frontend::missing().is_some() || !ublk_frontend::has_device(&owner, volume) {
+    if ublk_frontend::missing().is_some() {
         return Ok(());
     }
+    let Some((major, minor)) = ublk_frontend::left_behind(&owner, volume)? else { return Ok(()) };
+    users.check_number(volume, (major.into(), minor.into()))?;
     let device = device_of(volume);
-    users.check(&device)?;
     match ublk_frontend::remove_left_behind(&owner, volume)? {
         Some((major, minor)) => node::remove(&device, makedev(major.into(), minor.into()))
             .with_context(|| device.display().to_string()),
@@ -175,7 +195,13 @@ fn release_kernels(volume: &str, root: &Root, users: Users) -> Result<()> {
         return Ok(());
     }
     let device = device_of(volume);
-    users.check(&device)?;
+    if let Some(client) = &client {
+        users.check_number(volume, client.numbers().with_context(|| client.path().display().to_string())?)?;
+    }
+    // A login that was broken off has no disk.
+    if let Some(numbers) = session.as_ref().and_then(|session| session.numbers().ok()) {
+        users.check_number(volume, numbers)?;
+    }
     let rdev = node::rdev(&device);
     if let Some(client) = client {
         client.disconnect()?;

@@ -9,7 +9,7 @@ use control::manager::ProcessRecord;
 use tonic::transport::Channel;
 
 use super::manager::Manager;
-use super::observe::{ask_engine, has_processes, remembered};
+use super::observe::{ask_engine, remembered};
 use super::start::{start, wait_until_usable};
 use super::stop::stop;
 use super::{Context, device, interrupt, lock};
@@ -105,9 +105,7 @@ pub(super) async fn with_engine<T>(
     }
     // Replicas without an engine, or with one that shows nothing, are what such a command left that was broken off.
     LiveDirs::default().check_free(volume, root)?;
-    if !has_processes(root, &record)? {
-        device::release_unused(volume, root)?;
-    }
+    device::release_unused(volume, root)?;
     let mut manager = Manager::ensure(root).await?;
     let mut quiet = record.clone();
     (quiet.frontend, quiet.listen) = (QUIET.to_string(), None);

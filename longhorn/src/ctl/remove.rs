@@ -82,7 +82,6 @@ fn without_record(context: &Context, volume: &str, yes: bool) -> Result<()> {
         bail!("volume {volume} is another one now: nothing was deleted");
     }
     damaged::check_stopped(root, volume)?;
-    device::release_unused(volume, root)?;
     let left = damaged::directories(root, volume)?;
     let what = format!("Volume {volume}, whose record cannot be read, will be forgotten. What stays:");
     if !yes && !confirmed(volume, &what, &left)? {

@@ -213,11 +213,13 @@ async fn shut_down(
     }
 }
 
-/// True if the engine's process has ended by itself, having done what it was told: its manager has seen that.
+/// True if the engine's process has ended by itself, having done what it was told, as its manager has seen; or was deleted by another command,
+/// which has told it to end before, and has waited for that.
 async fn has_ended_well(root: &Root, volume: &str, process: Option<ProcessId>) -> bool {
     let until = Instant::now() + LAST_WORD;
     loop {
         match remembered(root, &engine_name(volume)) {
+            Ok(Ok(None)) => return true,
             Ok(Ok(Some(now))) if now.state == State::Stopped => return true,
             Ok(Ok(Some(now))) if now.process == process && Instant::now() < until => {}
             _ => return false,

@@ -222,7 +222,8 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
         );
     }
     kernel::check(wanted)?;
-    if !is_up && !wanted.gives_a_device() {
+    // A server's volume has left none, and a session of this host with it is its user's.
+    if !is_up && frontend_of(&record.frontend)?.gives_a_device() && !wanted.gives_a_device() {
         device::release_unused(volume, root)?;
     }
     // The record would keep it, whatever becomes of the engine. One that it has already may be there again soon, as when a host has just

@@ -296,10 +296,7 @@ fn is_lost(connection: &OwnedFd) -> io::Result<bool> {
     Ok(poll(&mut polls, PollTimeout::ZERO)? > 0)
 }
 
-/// The device's numbers, which it has whatever its node is called, and without one: a container that has a /dev of its own has none.
 fn numbers(device: &Device) -> Result<u64> {
-    let path = format!("/sys/block/nbd{}/dev", device.index());
-    let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
-    let (major, minor) = text.trim().split_once(':').with_context(|| path.clone())?;
-    Ok(nix::sys::stat::makedev(major.parse()?, minor.parse()?))
+    let (major, minor) = device.numbers().with_context(|| device.path().display().to_string())?;
+    Ok(nix::sys::stat::makedev(major, minor))
 }
