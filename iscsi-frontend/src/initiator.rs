@@ -148,7 +148,7 @@ fn program(name: &str) -> Option<PathBuf> {
 /// # Errors
 /// The system's: it could not be looked, which does not say that there is none.
 pub fn find(target: &str) -> io::Result<Option<Session>> {
-    let Some(entries) = absent(fs::read_dir(SESSIONS))? else { return Ok(None) };
+    let Some(entries) = lh_ring::sys::if_there(fs::read_dir(SESSIONS))? else { return Ok(None) };
     for entry in entries {
         if let Some(session) = session_at(&entry?.path(), Path::new(CONNECTIONS), target)? {
             return Ok(Some(session));
@@ -158,7 +158,7 @@ pub fn find(target: &str) -> io::Result<Option<Session>> {
 }
 
 fn session_at(directory: &Path, connections: &Path, target: &str) -> io::Result<Option<Session>> {
-    let text = |path: PathBuf| absent(fs::read_to_string(path));
+    let text = |path: PathBuf| lh_ring::sys::if_there(fs::read_to_string(path));
     let Some(name) = text(directory.join("targetname"))?.filter(|name| name.trim() == target) else {
         return Ok(None);
     };
@@ -171,20 +171,6 @@ fn session_at(directory: &Path, connections: &Path, target: &str) -> io::Result<
     let portal = portal.filter(|portal| portal.ip().is_loopback());
     let target = name.trim().to_owned();
     Ok(portal.map(|portal| Session { directory: directory.to_owned(), target, portal }))
-}
-
-/// What is not there, or goes as it is looked at (ENODEV), is no error.
-fn absent<T>(found: io::Result<T>) -> io::Result<Option<T>> {
-    match found {
-        Ok(found) => Ok(Some(found)),
-        Err(e)
-            if e.kind() == io::ErrorKind::NotFound
-                || e.raw_os_error() == Some(nix::errno::Errno::ENODEV as i32) =>
-        {
-            Ok(None)
-        }
-        Err(e) => Err(e),
-    }
 }
 
 fn line(path: &Path) -> Option<String> {

@@ -212,7 +212,7 @@ pub fn find(identifier: &str) -> io::Result<Option<Device>> {
 }
 
 fn find_below(devices: &Path, identifier: &str) -> io::Result<Option<Device>> {
-    let Some(entries) = absent(fs::read_dir(devices))? else { return Ok(None) };
+    let Some(entries) = sys::if_there(fs::read_dir(devices))? else { return Ok(None) };
     for entry in entries {
         if let Some(index) = index_of(&entry?.path(), identifier)? {
             return Ok(Some(Device { index, identifier: identifier.to_owned(), sockets: Vec::new() }));
@@ -225,22 +225,8 @@ fn index_of(directory: &Path, identifier: &str) -> io::Result<Option<u32>> {
     let number = directory.file_name().and_then(|name| name.to_str()?.strip_prefix("nbd")?.parse().ok());
     let Some(index) = number else { return Ok(None) };
     // One without a connection has no such file.
-    let backend = absent(fs::read_to_string(directory.join("backend")))?;
+    let backend = sys::if_there(fs::read_to_string(directory.join("backend")))?;
     Ok(backend.filter(|backend| backend.trim_end_matches('\n') == identifier).map(|_| index))
-}
-
-/// What is not there, or goes as it is looked at (ENODEV), is no error.
-fn absent<T>(found: io::Result<T>) -> io::Result<Option<T>> {
-    match found {
-        Ok(found) => Ok(Some(found)),
-        Err(e)
-            if e.kind() == io::ErrorKind::NotFound
-                || e.raw_os_error() == Some(nix::errno::Errno::ENODEV as i32) =>
-        {
-            Ok(None)
-        }
-        Err(e) => Err(e),
-    }
 }
 
 impl Device {

@@ -5,6 +5,7 @@ use std::io;
 pub mod loops;
 pub mod mounts;
 
+mod absent;
 mod allocation;
 mod block_device;
 mod clock;
@@ -20,6 +21,7 @@ mod sockets;
 mod stream;
 mod xattr;
 
+pub use absent::if_there;
 pub use allocation::{clone_range, fallocate, forget_cached, punch_hole};
 pub use block_device::{as_new, remove_partitions};
 pub use clock::since_boot;
