@@ -81,7 +81,9 @@ fn without_engine(host: &Host, replicas_stay: bool) -> File {
     let volume = host.volume.as_str();
     host.ok(&["up", volume, "--frontend", "fuse"]);
     host.wait("healthy", is_healthy);
-    let user = File::open(device(host)).unwrap();
+    let user = File::options().read(true).write(true).open(device(host)).unwrap();
+    user.write_all_at(&[0x5a; 4096], 8 << 20).unwrap();
+    user.sync_all().unwrap();
     let stays = |pid: &i32| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let word = line.split(|b| *b == 0).nth(1).unwrap_or_default();
@@ -139,9 +141,13 @@ fn a_volume_without_processes_whose_device_is_in_use_keeps_its_bytes() {
     assert_eq!(host.status()["size"], 16 << 20, "it was done before anybody looked");
     host.ok(&["up", volume]);
     assert!(device(&host).exists(), "it is served again");
-    user.read_exact_at(&mut [0; 4096], 8 << 20).expect("what is asked of it fails");
+    user.read_exact_at(&mut [0; 4096], 4 << 20).expect("what is asked of it fails");
     drop(user);
     host.ok(&["down", volume]);
+    let directory = fs::read_dir(host.path("replicas")).unwrap().next().unwrap().unwrap().path();
+    let image = host.path("image");
+    host.ok(&["replica", "export", directory.to_str().unwrap(), image.to_str().unwrap()]);
+    assert_eq!(fs::read(image).unwrap()[8 << 20], 0x5a, "it was reverted before anybody looked");
     // Nobody uses it any more.
     drop(without_engine(&host, false));
     host.ok(&["snapshot", "revert", volume, "s"]);
