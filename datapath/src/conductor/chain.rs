@@ -60,9 +60,10 @@ enum Stage {
     Pausing(SwitchId),
     Committing,
     Resuming(SwitchId),
-    /// `since`: not again before.
+    /// Of all that was written before the head was changed.
     Flushing {
         flying: bool,
+        /// A flush failed: no other one before this time.
         not_before: u64,
     },
     Settling,

@@ -148,7 +148,7 @@ impl Conductor {
     }
 
     fn begin_recording(&mut self, change: &mut Change) {
-        self.are_recorded(change.joiners);
+        self.mark_recorded(change.joiners);
         change.stage = Stage::Joiners(Ballot::default());
         if sabotaged!(self, epoch_not_durable) {
             self.record(&mut Ballot::default(), change.target, change.number, &change.epoch);

@@ -491,7 +491,7 @@ impl Conductor {
     }
 
     /// An epoch with these is about to be recorded by them.
-    pub(super) fn are_recorded(&mut self, joiners: MemberSet) {
+    pub(super) fn mark_recorded(&mut self, joiners: MemberSet) {
         for member in joiners.iter() {
             if let Some(rebuild) = self.rebuild(member).filter(|r| matches!(r.stage, Stage::Ready)) {
                 rebuild.stage = Stage::Recorded;

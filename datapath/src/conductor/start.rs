@@ -38,7 +38,7 @@ impl Conductor {
                 self.phase = Phase::Collecting { since: None };
                 // It may have been asked before the engine before stored what replicas know of by now.
                 if matches!(self.authority, Some(Some(_))) {
-                    self.is_authority_heard();
+                    self.ask_authority_again();
                 }
                 false
             }
@@ -49,7 +49,7 @@ impl Conductor {
                     self.waiting_for = Some("further replicas may still come".into());
                     return false;
                 }
-                if !self.is_authority_heard() {
+                if !self.ask_authority_again() {
                     return false;
                 }
                 self.begin(start);
@@ -65,9 +65,10 @@ impl Conductor {
         self.linked(self.configured()).iter().filter(in_epoch).any(|m| self.replica(m).state.is_none())
     }
 
-    /// True if the authority has told what counts since the last replica was fenced. What it told before may be old: the
+    /// Asks the authority once more if a replica was fenced since it was asked, and does not wait for the answer: true if it has
+    /// told what counts since the last one was. What it told before may be old: the
     /// engine before loses its replicas one after the other, and stores an epoch without those that it has lost.
-    fn is_authority_heard(&mut self) -> bool {
+    fn ask_authority_again(&mut self) -> bool {
         if self.config.quorum != Quorum::Any {
             return true;
         }
@@ -302,7 +303,7 @@ impl Conductor {
     pub(super) fn advance_opening(&mut self) -> bool {
         match &self.opening {
             Opening::Shut => {
-                let may = self.may_open();
+                let may = self.check_opening();
                 if may {
                     let switches = self.unlock();
                     self.opening = Opening::Unlocking(switches);
@@ -319,7 +320,8 @@ impl Conductor {
         }
     }
 
-    fn may_open(&mut self) -> bool {
+    /// Whether nothing stands against it any more; notes what does, for people.
+    fn check_opening(&mut self) -> bool {
         if !matches!(self.phase, Phase::Running) || self.change.is_some() || self.closing.is_some() {
             return false;
         }

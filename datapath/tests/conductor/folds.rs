@@ -47,8 +47,8 @@ impl World {
         self.status().folds.into_iter().find(|f| f.replica == name).expect("it folds, or has")
     }
 
-    /// It has looked, and there is nothing left to fold.
-    fn is_through(&mut self, replica: usize) {
+    /// Until it has looked, and there is nothing left to fold.
+    fn run_until_folded(&mut self, replica: usize) {
         let name = format!("r{replica}");
         let through = |w: &mut Self| w.status().folds.iter().any(|f| f.replica == name && !f.running);
         self.run_until("it is through", through);
@@ -56,7 +56,7 @@ impl World {
 
     fn ends_fold(&mut self, replica: usize) {
         self.replicas[replica - 1].end_fold();
-        self.is_through(replica);
+        self.run_until_folded(replica);
     }
 
     fn layers_of(&self, replica: usize) -> Vec<&str> {
@@ -132,7 +132,7 @@ fn who_is_lost_whenever_it_folds_is_left_alone_until_the_next_purge() {
         world.run_until("2 is in sync", |w| w.mode(2) == Mode::Rw);
     }
     world.run_until("the others fold", World::both_fold);
-    world.is_through(2);
+    world.run_until_folded(2);
     assert!(!world.replicas[1].is_folding());
     let failed = world.fold_of(2).failed;
     assert!(failed.len() == 1 && failed[0].0 == "a" && failed[0].1.contains("lost 3 times"), "{failed:?}");
@@ -170,7 +170,7 @@ fn what_is_removed_after_a_purge_waits_for_the_next_also_on_who_comes_back() {
     world.run_until("2 is out", |w| w.mode(2) == Mode::Err);
     world.returns(2);
     world.run_until("2 is in sync", |w| w.mode(2) == Mode::Rw);
-    world.is_through(2);
+    world.run_until_folded(2);
     assert_eq!(world.layers_of(2), ["b", ""]);
     world.purges();
     world.run_until("all fold", World::all_fold);

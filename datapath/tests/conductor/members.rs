@@ -45,7 +45,7 @@ fn two_of_four_that_hang_are_not_put_out_after_two_were_added() {
     let mut world = World::new(7, Plan { replicas: 2, ..plan(Quorum::Majority) });
     world.run_until("the volume opens", World::is_open);
     for (n, name) in [(3, "r3"), (4, "r4")] {
-        world.is_given(name);
+        world.add_replica(name);
         assert_eq!(world.asks(add(name)), Ok(()));
         world.run_until("it is a member", |w| w.mode(n) == Mode::Rw);
     }
@@ -66,7 +66,7 @@ fn a_replica_of_a_volume_with_the_longest_name_can_be_added() {
     let mut world = World::new(7, Plan { replicas: 2, ..plan(Quorum::Any) });
     world.run_until("the volume opens", World::is_open);
     let name = format!("{}-r-0a1b2c3d", "v".repeat(64));
-    world.is_given(&name);
+    world.add_replica(&name);
     assert_eq!(world.asks(add(&name)), Ok(()));
     let members = |w: &mut World| w.status().epoch.is_some_and(|e| e.members.contains(&name));
     world.run_until("it is a member", members);
@@ -97,13 +97,13 @@ fn the_second_of_a_majority_learns_before_it_counts() {
     let mut world = World::new(7, Plan { replicas: 1, ..plan(Quorum::Majority) });
     world.run_until("the volume opens", World::is_open);
     world.writes();
-    world.is_given("r2");
+    world.add_replica("r2");
     world.learners.push("r2".into());
     world.dies(2);
     assert_eq!(world.asks(add("r2")), Ok(()));
     world.writes();
     assert_eq!(world.status().robustness, Robustness::Degraded);
-    world.is_given("r3");
+    world.add_replica("r3");
     let refused = CommandError::TooFewInSync { replicas: 3, needed: 2, in_sync: 1 };
     assert_eq!(world.asks(add("r3")), Err(refused), "one after the other");
     world.replicas.pop();
@@ -131,7 +131,7 @@ fn the_second_of_a_majority_learns_before_it_counts() {
 fn given_a_learner(seed: u64) -> World {
     let mut world = World::new(seed, Plan { replicas: 1, ..plan(Quorum::Majority) });
     world.run_until("the volume opens", World::is_open);
-    world.is_given("r2");
+    world.add_replica("r2");
     world.learners.push("r2".into());
     assert_eq!(world.asks(add("r2")), Ok(()));
     world
@@ -184,7 +184,7 @@ fn one_that_is_back_as_a_member_counts() {
         world.returns(2);
         world.run_until("both are members", |w| w.members() == ["r1", "r2"] && w.mode(2) == Mode::Rw);
         world.writes();
-        world.is_given("r3");
+        world.add_replica("r3");
         assert_eq!(world.asks(add("r3")), Ok(()), "seed {seed}");
         world.run_until("3 is a member", |w| w.mode(3) == Mode::Rw);
         world.dies(1);
@@ -256,7 +256,7 @@ fn a_volume_is_not_begun_anew_beside_a_learner_that_was_a_member() {
 fn one_that_is_added_before_the_first_start_is_not_waited_for() {
     let mut world = World::new(7, Plan { replicas: 1, ..plan(Quorum::Majority) });
     let first = world.command(add("r2"));
-    world.is_given("r2");
+    world.add_replica("r2");
     world.dies(2);
     assert!(!world.is_open());
     assert_eq!(world.finish(first), Ok(()));

@@ -533,8 +533,8 @@ impl World {
         self.restart_at[m] = Some(until);
     }
 
-    /// There is one more replica's process.
-    pub(crate) fn is_given(&mut self, name: &str) {
+    /// Starts one more replica's process.
+    pub(crate) fn add_replica(&mut self, name: &str) {
         self.replicas.push(Replica::new(name, SIZE, CHUNK));
         self.restart_at.push(None);
     }
