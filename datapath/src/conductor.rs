@@ -23,6 +23,7 @@ mod chain;
 mod choose;
 mod close;
 mod commands;
+mod desk;
 mod event;
 mod fold;
 mod intent;
@@ -41,7 +42,7 @@ mod status;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use lh_block::{Epoch, EpochOrder, Instance};
+use lh_block::{Epoch, EpochOrder, Generation, Instance};
 use lh_wire::{LayerInfo, ReplicaState};
 
 pub use event::{
@@ -53,9 +54,10 @@ pub use sabotage::Sabotage;
 pub use scrub::{Finding, Flaw, Mend, ScrubStatus};
 pub use status::{Counters, Mode, Progress, ReplicaStatus, Robustness, Status};
 
-use ask::{Ballot, ControlFor, Controls, JobFor, Jobs, Switches};
+use ask::{Ballot, ControlFor, JobFor};
 use chain::{Backlog, Task};
 use close::Closing;
+use desk::Desk;
 use fold::Folds;
 use intent::Clearing;
 use links::Link;
@@ -70,6 +72,7 @@ use scrub::Scrubs;
 use crate::message::{
     ControlId, FromQueue, Job, LayerRef, MemberId, MemberSet, QUEUES_MAX, QueueId, SwitchId,
 };
+use crate::shared::Shared;
 
 /// Where the engine is between its first connection and its end.
 #[derive(Debug)]
@@ -171,6 +174,36 @@ impl Replica {
     }
 }
 
+/// Of the [`Config`], what stays as it was: the [`Desk`] has the limits, and the replicas are in their table.
+#[derive(Debug)]
+struct Fixed {
+    volume: String,
+    generation: Generation,
+    instance: Instance,
+    quorum: Quorum,
+    size: u64,
+    shared: Arc<Shared>,
+    known_dead: bool,
+    #[cfg(feature = "sabotage")]
+    sabotage: Sabotage,
+}
+
+impl Fixed {
+    fn of(config: Config) -> Self {
+        Self {
+            volume: config.volume,
+            generation: config.generation,
+            instance: config.instance,
+            quorum: config.quorum,
+            size: config.size,
+            shared: config.shared,
+            known_dead: config.known_dead,
+            #[cfg(feature = "sabotage")]
+            sabotage: config.sabotage,
+        }
+    }
+}
+
 /// The volume's chain as its members have it.
 #[derive(Debug, Default)]
 struct Volume {
@@ -187,16 +220,12 @@ struct Volume {
 /// The conductor of one volume. See the module's documentation.
 #[derive(Debug)]
 pub struct Conductor {
-    config: Config,
-    now: u64,
-    out: Vec<Output>,
+    config: Fixed,
+    desk: Desk,
     phase: Phase,
     opening: Opening,
     replicas: Vec<Replica>,
     sessions: u64,
-    switches: Switches,
-    controls: Controls,
-    jobs: Jobs,
     /// What the authority has; `None` until it has answered.
     authority: Option<Option<Epoch>>,
     /// A replica was fenced since the authority was asked: the engine before may have stored an epoch in between.
@@ -254,15 +283,10 @@ impl Conductor {
         let one_learns = config.quorum == Quorum::Majority && (counted, replicas.len()) == (1, 2);
         replicas.iter_mut().for_each(|r| r.learner &= one_learns);
         Self {
-            now: 0,
-            out: Vec::new(),
             phase: Phase::Collecting { since: None },
             opening: Opening::Shut,
             replicas,
             sessions: 0,
-            switches: Switches::default(),
-            controls: Controls::default(),
-            jobs: Jobs::default(),
             authority: None,
             outdated: false,
             asking: false,
@@ -293,7 +317,8 @@ impl Conductor {
             waiting_for: None,
             counters: Counters::default(),
             reported: None,
-            config,
+            desk: Desk::new(&config),
+            config: Fixed::of(config),
         }
     }
 
@@ -302,20 +327,20 @@ impl Conductor {
         if matches!(self.phase, Phase::Stopped) {
             return;
         }
-        self.now = now;
+        self.desk.now = now;
         self.take(input);
         self.expire();
         while !matches!(self.phase, Phase::Stopped) && self.advance() {}
         self.config.shared.set_patient(self.is_patient());
         self.config.shared.set_members_min(self.members_min());
         self.report();
-        out.append(&mut self.out);
+        self.desk.hand_over(out);
     }
 
     /// When [`Input::Tick`] is wanted at the latest, on the clock of [`Conductor::apply`].
     pub fn wake_at(&self) -> Option<u64> {
         let times = [
-            self.controls.next_deadline(),
+            self.desk.controls.next_deadline(),
             self.next_retry(),
             self.start_deadline(),
             self.outage_deadline(),
@@ -352,14 +377,14 @@ impl Conductor {
 
     fn on_queue(&mut self, queue: QueueId, message: FromQueue) {
         match message {
-            FromQueue::Switched(id) => self.switches.answered(id, queue),
+            FromQueue::Switched(id) => self.desk.switches.answered(id, queue),
             FromQueue::JobDone(id, result) => {
-                if let Some(purpose) = self.jobs.answered(id) {
+                if let Some(purpose) = self.desk.jobs.answered(id) {
                     self.on_job(purpose, result);
                 }
             }
             FromQueue::ControlLost(id, member) => {
-                if self.controls.answered(id).is_some() {
+                if self.desk.controls.answered(id).is_some() {
                     self.lose(member, "the connection broke");
                 }
             }
@@ -389,10 +414,7 @@ impl Conductor {
     }
 
     fn on_reply(&mut self, id: ControlId, member: MemberId, result: Result<Body, Refusal>) {
-        let Some((asked, purpose)) = self.controls.answered(id) else { return };
-        if asked != member {
-            return;
-        }
+        let Some(purpose) = self.desk.answered(id, member) else { return };
         match result {
             Err(Refusal::Stale) => {
                 let by = format!("replica {} has seen a younger engine", self.name(member));
@@ -483,7 +505,7 @@ impl Conductor {
 
     /// What waited too long.
     fn expire(&mut self) {
-        for (member, what) in self.controls.overdue(self.now) {
+        for (member, what) in self.desk.overdue() {
             self.lose(member, &format!("no answer to {what}"));
         }
     }
@@ -491,17 +513,9 @@ impl Conductor {
     fn stop(&mut self, why: Why) {
         if !matches!(self.phase, Phase::Stopped) {
             self.phase = Phase::Stopped;
-            self.log(format!("engine stops: {why}"));
-            self.emit(Output::Stop(why));
+            self.desk.log(format!("engine stops: {why}"));
+            self.desk.emit(Output::Stop(why));
         }
-    }
-
-    fn emit(&mut self, output: Output) {
-        self.out.push(output);
-    }
-
-    fn log(&mut self, line: String) {
-        self.emit(Output::Log(line));
     }
 
     fn replica(&self, member: MemberId) -> &Replica {

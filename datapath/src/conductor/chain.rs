@@ -110,7 +110,7 @@ impl Conductor {
             Stage::Quieting => self.quiet(&mut task),
             Stage::Pausing(switch) => self.paused(&mut task, switch),
             Stage::Committing => self.commit(&mut task),
-            Stage::Resuming(switch) => self.switches.done(switch) && self.resumed(&mut task),
+            Stage::Resuming(switch) => self.desk.switches.done(switch) && self.resumed(&mut task),
             Stage::Flushing { flying, not_before } => self.flush(&mut task, flying, not_before),
             Stage::Settling => self.settle(&mut task),
             Stage::Aborting(resume) => self.abort(&mut task, resume),
@@ -229,7 +229,7 @@ impl Conductor {
 
     /// Whether another snapshot may be taken, of `count` with removed ones. An expansion asks only what the format allows.
     fn check_room(&self, count: usize) -> Result<(), CommandError> {
-        let (most, limit) = (self.config.limits.snapshots as usize, self.config.limits.snapshot_bytes);
+        let (most, limit) = (self.desk.limits.snapshots as usize, self.desk.limits.snapshot_bytes);
         let live = || self.volume.chain.iter().filter(|l| !l.removed);
         // The head is one of them, and becomes the next snapshot.
         let live_count = live().count().saturating_sub(1);
@@ -258,7 +258,7 @@ impl Conductor {
 
     /// Somebody cannot: nobody does.
     fn begin_abort(&mut self, task: &mut Task) -> bool {
-        let resume = task.paused.map(|_| self.switch(Switch::Resume));
+        let resume = task.paused.map(|_| self.desk.switch(Switch::Resume));
         self.new_ballot(task);
         go(task, Stage::Aborting(resume))
     }
@@ -276,23 +276,23 @@ impl Conductor {
     }
 
     fn quiet(&mut self, task: &mut Task) -> bool {
-        if !self.prepare(task) || !self.jobs.no_copies() || !self.doubt.is_empty() {
+        if !self.prepare(task) || !self.desk.jobs.no_copies() || !self.doubt.is_empty() {
             return false;
         }
         if !task.changes_head() || sabotaged!(self, commit_without_pause) {
             return self.decide(task);
         }
-        task.paused = Some(self.now);
-        let pause = self.switch(Switch::Pause);
+        task.paused = Some(self.desk.now);
+        let pause = self.desk.switch(Switch::Pause);
         go(task, Stage::Pausing(pause))
     }
 
     fn paused(&mut self, task: &mut Task, pause: SwitchId) -> bool {
-        let quiet = self.prepare(task) && self.jobs.no_copies() && self.doubt.is_empty();
-        if quiet && self.switches.done(pause) {
+        let quiet = self.prepare(task) && self.desk.jobs.no_copies() && self.doubt.is_empty();
+        if quiet && self.desk.switches.done(pause) {
             return self.decide(task);
         }
-        let late = task.paused.is_some_and(|since| self.now >= since.saturating_add(PAUSE_MAX));
+        let late = task.paused.is_some_and(|since| self.desk.now >= since.saturating_add(PAUSE_MAX));
         if late {
             task.refused = Some(CommandError::RequestsWait);
         }
@@ -383,35 +383,35 @@ impl Conductor {
         }
         if let Some(ChainOp::Expand { size, .. }) = task.op {
             self.config.shared.grow(size);
-            self.switch(Switch::Resize { size });
+            self.desk.switch(Switch::Resize { size });
         }
-        let resume = self.switch(Switch::Resume);
+        let resume = self.desk.switch(Switch::Resume);
         go(task, Stage::Resuming(resume))
     }
 
     /// Requests go on. How long they were held is what people feel of a snapshot.
     fn resumed(&mut self, task: &mut Task) -> bool {
         if let Some(since) = task.paused.take() {
-            let held = self.now.saturating_sub(since) / 1000;
-            self.log(format!("requests were held for {held} us while the head was changed"));
+            let held = self.desk.now.saturating_sub(since) / 1000;
+            self.desk.log(format!("requests were held for {held} us while the head was changed"));
         }
         if let Some(ChainOp::Expand { size, .. }) = task.op {
             // Every queue was told before it was told to go on.
-            self.emit(Output::Resized { size });
+            self.desk.emit(Output::Resized { size });
         }
         go(task, Stage::Flushing { flying: false, not_before: 0 })
     }
 
     fn flush(&mut self, task: &mut Task, flying: bool, not_before: u64) -> bool {
-        if flying || !self.is_calm() || !self.doubt.is_empty() || self.now < not_before {
+        if flying || !self.is_calm() || !self.doubt.is_empty() || self.desk.now < not_before {
             return false;
         }
-        self.give(JobFor::ChainFlush(task.ballot_number), Job::Flush);
+        self.desk.give(JobFor::ChainFlush(task.ballot_number), Job::Flush);
         go(task, Stage::Flushing { flying: true, not_before: 0 })
     }
 
     pub(super) fn on_chain_flushed(&mut self, number: u64, result: JobResult) {
-        let again_at = self.now.saturating_add(self.config.limits.retry_ns);
+        let again_at = self.desk.now.saturating_add(self.desk.limits.retry_ns);
         let Some(mut task) = self.task.take() else { return };
         if task.ballot_number == number && matches!(task.stage, Stage::Flushing { .. }) {
             // A member that came back meanwhile may lack what it should have flushed.
@@ -446,7 +446,7 @@ impl Conductor {
         let concerned = self.serving().or(self.attached_joiners());
         let control = Control::Abort { id: task.id };
         self.poll(&mut task.ballot, concerned, ControlFor::Chain(task.ballot_number), &control);
-        if !task.ballot.complete(concerned) || !resume.is_none_or(|switch| self.switches.done(switch)) {
+        if !task.ballot.complete(concerned) || !resume.is_none_or(|switch| self.desk.switches.done(switch)) {
             return false;
         }
         let why = task.refused.take().unwrap_or(CommandError::ShuttingDown);
@@ -455,7 +455,7 @@ impl Conductor {
 
     fn answer(&mut self, task: &mut Task, result: Result<(), CommandError>) -> bool {
         if let Some(command) = task.command {
-            self.emit(Output::CommandDone(command, result));
+            self.desk.emit(Output::CommandDone(command, result));
         }
         go(task, Stage::Ended)
     }
@@ -526,7 +526,7 @@ impl Conductor {
             Stage::Pausing(_) => task.paused.map(|since| since.saturating_add(PAUSE_MAX)),
             _ => None,
         };
-        due.filter(|at| *at > self.now)
+        due.filter(|at| *at > self.desk.now)
     }
 }
 

@@ -41,13 +41,13 @@ impl Closing {
 impl Conductor {
     pub(super) fn shut_down(&mut self, command: CommandId) {
         for (waiting, _) in std::mem::take(&mut self.backlog) {
-            self.emit(Output::CommandDone(waiting, Err(CommandError::ShuttingDown)));
+            self.desk.emit(Output::CommandDone(waiting, Err(CommandError::ShuttingDown)));
         }
         self.end_all_looks();
         match self.closing.as_mut() {
             Some(closing) => closing.commands.push(command),
             None => {
-                let deadline = self.now.saturating_add(self.config.limits.close_ns);
+                let deadline = self.desk.now.saturating_add(self.desk.limits.close_ns);
                 let (stage, ballot) = (Stage::Waiting, Ballot::default());
                 self.closing = Some(Closing { commands: vec![command], stage, ballot, deadline });
             }
@@ -56,7 +56,7 @@ impl Conductor {
 
     pub(super) fn advance_closing(&mut self) -> bool {
         let Some(mut closing) = self.closing.take() else { return false };
-        if self.now >= closing.deadline {
+        if self.desk.now >= closing.deadline {
             match &closing.stage {
                 Stage::Stopping(_, why) => self.stop(why.clone()),
                 _ => drop(self.end(&mut closing, Why::Unclean("the replicas took too long".into()))),
@@ -65,23 +65,23 @@ impl Conductor {
         let moved = match closing.stage {
             Stage::Waiting => self.close_begins(&mut closing),
             Stage::Pausing(switch) => {
-                self.switches.done(switch) && self.is_calm() && {
+                self.desk.switches.done(switch) && self.is_calm() && {
                     closing.stage = Stage::Flushing { flying: false };
                     true
                 }
             }
             Stage::Flushing { flying: false } => {
-                self.give(JobFor::CloseFlush, Job::Flush);
+                self.desk.give(JobFor::CloseFlush, Job::Flush);
                 closing.stage = Stage::Flushing { flying: true };
                 true
             }
             Stage::Flushing { flying: true } => false,
             Stage::Closing => self.close_members(&mut closing),
             Stage::Stopping(switch, ref why) => {
-                let (done, why) = (self.switches.done(switch), why.clone());
+                let (done, why) = (self.desk.switches.done(switch), why.clone());
                 if done {
                     for command in closing.commands.drain(..) {
-                        self.emit(Output::CommandDone(command, Ok(())));
+                        self.desk.emit(Output::CommandDone(command, Ok(())));
                     }
                     self.stop(why);
                 }
@@ -107,7 +107,7 @@ impl Conductor {
             self.drop_rebuilds("the volume is being stopped");
             return true;
         }
-        closing.stage = Stage::Pausing(self.switch(Switch::Pause));
+        closing.stage = Stage::Pausing(self.desk.switch(Switch::Pause));
         true
     }
 
@@ -144,8 +144,8 @@ impl Conductor {
 
     /// Whoever still waits hears that the volume stops; then the engine does.
     fn end(&mut self, closing: &mut Closing, why: Why) -> bool {
-        let switch = self.switch(Switch::Stop);
-        closing.deadline = self.now.saturating_add(self.config.limits.control_ns);
+        let switch = self.desk.switch(Switch::Stop);
+        closing.deadline = self.desk.now.saturating_add(self.desk.limits.control_ns);
         closing.stage = Stage::Stopping(switch, why);
         true
     }

@@ -11,7 +11,7 @@ use crate::message::{MEMBERS_MAX, MemberId};
 impl Conductor {
     pub(super) fn on_command(&mut self, id: CommandId, command: Command) {
         if self.closing.is_some() && command != Command::Shutdown {
-            return self.emit(Output::CommandDone(id, Err(CommandError::ShuttingDown)));
+            return self.desk.emit(Output::CommandDone(id, Err(CommandError::ShuttingDown)));
         }
         let result = match command {
             Command::Snapshot { name, user_created, created, labels } => {
@@ -25,12 +25,12 @@ impl Conductor {
             }
             Command::Purge => {
                 self.purge();
-                self.emit(Output::CommandDone(id, Ok(())));
+                self.desk.emit(Output::CommandDone(id, Ok(())));
                 Ok(())
             }
             Command::SetLimits(new) => {
                 self.set_limits(new);
-                self.emit(Output::CommandDone(id, Ok(())));
+                self.desk.emit(Output::CommandDone(id, Ok(())));
                 Ok(())
             }
             Command::LookAtChain => {
@@ -47,12 +47,12 @@ impl Conductor {
             }
         };
         if let Err(why) = result {
-            self.emit(Output::CommandDone(id, Err(why)));
+            self.desk.emit(Output::CommandDone(id, Err(why)));
         }
     }
 
     fn set_limits(&mut self, new: NewLimits) {
-        let limits = &mut self.config.limits;
+        let limits = &mut self.desk.limits;
         limits.copies = new.copies.unwrap_or(limits.copies).max(1);
         limits.rebuild_rate = new.rebuild_rate.unwrap_or(limits.rebuild_rate);
         limits.fold_rate = new.fold_rate.unwrap_or(limits.fold_rate);
@@ -89,7 +89,7 @@ impl Conductor {
             None if self.replicas.len() < MEMBERS_MAX => self.replicas.push(replica),
             None => return Err(CommandError::TooManyReplicas(MEMBERS_MAX)),
         }
-        self.emit(Output::CommandDone(id, Ok(())));
+        self.desk.emit(Output::CommandDone(id, Ok(())));
         Ok(())
     }
 
@@ -112,7 +112,7 @@ impl Conductor {
         if !matches!(&self.replica(member).role, Role::Joining(rebuild) if rebuild.is_thorough()) {
             self.lose(member, "it is to be brought in sync anew");
         }
-        self.emit(Output::CommandDone(id, Ok(())));
+        self.desk.emit(Output::CommandDone(id, Ok(())));
         Ok(())
     }
 

@@ -137,7 +137,7 @@ impl Conductor {
     }
 
     fn fold_on(&mut self, member: MemberId) -> bool {
-        let now = self.now;
+        let now = self.desk.now;
         let held = self.closing.is_some()
             || !self.is_calm()
             || self.chain_is_wanted()
@@ -150,7 +150,7 @@ impl Conductor {
             _ => return false,
         };
         folder.step = Step::Asked { wait };
-        self.ask(member, ControlFor::Fold, Control::State);
+        self.desk.ask(member, ControlFor::Fold, Control::State);
         true
     }
 
@@ -163,8 +163,8 @@ impl Conductor {
 
     /// A replica's state, asked for here.
     pub(super) fn on_fold_state(&mut self, member: MemberId, state: &ReplicaState) {
-        let now = self.now;
-        let rate = Some(self.config.limits.fold_rate).filter(|rate| *rate > 0);
+        let now = self.desk.now;
+        let rate = Some(self.desk.limits.fold_rate).filter(|rate| *rate > 0);
         let held = self.copies_layers();
         let Folds { folders, unpurged, .. } = &mut self.folds;
         let Some(folder) = folders.get_mut(&member) else { return };
@@ -196,13 +196,13 @@ impl Conductor {
                 folder.step = Step::Beginning(name.clone());
                 folder.begun = Some(name.clone());
                 folder.stopped = false;
-                self.ask(member, ControlFor::Fold, Control::Fold { name, bytes_per_second: rate });
+                self.desk.ask(member, ControlFor::Fold, Control::Fold { name, bytes_per_second: rate });
             }
         }
     }
 
     pub(super) fn on_fold_yes(&mut self, member: MemberId) {
-        let look_at = self.now.saturating_add(LOOK_FIRST);
+        let look_at = self.desk.now.saturating_add(LOOK_FIRST);
         let Some(folder) = self.folds.folders.get_mut(&member) else { return };
         folder.begun = folder.begun.take().filter(|_| !matches!(folder.step, Step::Stopping));
         folder.step = match std::mem::take(&mut folder.step) {
@@ -252,7 +252,7 @@ impl Conductor {
         if let Some(folder) = self.folds.folders.get_mut(&member) {
             folder.stopped = true;
         }
-        self.ask(member, ControlFor::Fold, Control::FoldStop);
+        self.desk.ask(member, ControlFor::Fold, Control::FoldStop);
     }
 
     /// Replicas stop what they fold by themselves, for an operation that changes the chain below it.
@@ -293,7 +293,7 @@ impl Conductor {
             Step::Running { look_at, .. } => Some(look_at),
             _ => None,
         });
-        due.filter(|at| *at > self.now).min()
+        due.filter(|at| *at > self.desk.now).min()
     }
 }
 

@@ -43,13 +43,13 @@ impl Clearing {
 impl Conductor {
     pub(super) fn advance_clearing(&mut self) -> bool {
         let idle = self.is_open() && self.is_calm() && self.closing.is_none() && !self.chain_is_wanted();
-        if !idle || self.now < self.clearing.next_at {
+        if !idle || self.desk.now < self.clearing.next_at {
             return false;
         }
-        self.clearing.next_at = self.now.saturating_add(self.config.limits.clear_every_ns);
-        let on_their_way = self.jobs.count(|p| p == JobFor::ClearIntent);
+        self.clearing.next_at = self.desk.now.saturating_add(self.desk.limits.clear_every_ns);
+        let on_their_way = self.desk.jobs.count(|p| p == JobFor::ClearIntent);
         for range in self.clearable(JOBS_PER_ROUND.saturating_sub(on_their_way)) {
-            self.give(JobFor::ClearIntent, Job::ClearIntent { range });
+            self.desk.give(JobFor::ClearIntent, Job::ClearIntent { range });
         }
         self.flush_if_nobody_does();
         true
@@ -86,13 +86,14 @@ impl Conductor {
         let flush = self.config.shared.flush_everywhere();
         if flush != self.clearing.flush || !self.clearing.unflushed {
             self.clearing.flush = flush;
-            self.clearing.flush_at = self.now;
+            self.clearing.flush_at = self.desk.now;
         }
-        let long_ago = self.now >= self.clearing.flush_at.saturating_add(self.config.limits.flush_after_ns);
+        let long_ago =
+            self.desk.now >= self.clearing.flush_at.saturating_add(self.desk.limits.flush_after_ns);
         if long_ago && !self.clearing.flushing {
             self.clearing.flushing = true;
-            self.clearing.flush_at = self.now;
-            self.give(JobFor::IntentFlush, Job::Flush);
+            self.clearing.flush_at = self.desk.now;
+            self.desk.give(JobFor::IntentFlush, Job::Flush);
         }
         if self.clearing.cursor == 0 || self.clearing.flushing {
             self.clearing.unflushed = false;
@@ -102,7 +103,7 @@ impl Conductor {
     pub(super) fn clearing_deadline(&self) -> Option<u64> {
         (self.is_open() && self.closing.is_none())
             .then_some(self.clearing.next_at)
-            .filter(|at| *at > self.now)
+            .filter(|at| *at > self.desk.now)
     }
 }
 

@@ -39,8 +39,8 @@ impl Conductor {
     pub(super) fn advance_links(&mut self) -> bool {
         for member in self.ids() {
             match self.replica(member).link {
-                Link::Closing(switch) if self.switches.done(switch) => {
-                    let retry_at = self.now.saturating_add(self.config.limits.retry_ns);
+                Link::Closing(switch) if self.desk.switches.done(switch) => {
+                    let retry_at = self.desk.now.saturating_add(self.desk.limits.retry_ns);
                     self.replica_mut(member).link = Link::Down { retry_at };
                     return true;
                 }
@@ -52,7 +52,7 @@ impl Conductor {
                     self.vacate(member);
                     return true;
                 }
-                Link::Down { retry_at } if retry_at <= self.now && self.is_missed(member) => {
+                Link::Down { retry_at } if retry_at <= self.desk.now && self.is_missed(member) => {
                     self.connect(member);
                     return true;
                 }
@@ -90,7 +90,7 @@ impl Conductor {
         let session = self.sessions;
         self.replica_mut(member).link = Link::Connecting { session };
         let name = self.name(member).to_owned();
-        self.emit(Output::Connect { member, name, session });
+        self.desk.emit(Output::Connect { member, name, session });
     }
 
     pub(super) fn on_connected(&mut self, member: MemberId, session: u64) {
@@ -100,7 +100,7 @@ impl Conductor {
         self.replica_mut(member).link = Link::Up { session };
         self.outdated = true;
         self.ask_state(member);
-        self.log(format!("replica {} is connected", self.name(member)));
+        self.desk.log(format!("replica {} is connected", self.name(member)));
         self.on_late_member(member);
     }
 
@@ -112,14 +112,14 @@ impl Conductor {
             let by = format!("replica {} has seen generation {seen}", self.name(member));
             return self.stop(Why::Stale { by, seen: Some(seen) });
         }
-        let retry_at = self.now.saturating_add(self.config.limits.retry_ns);
+        let retry_at = self.desk.now.saturating_add(self.desk.limits.retry_ns);
         let why = why.to_string();
         let replica = self.replica_mut(member);
         replica.link = Link::Down { retry_at };
         // It is tried again every second: what has changed is told.
         let before = replica.last_error.replace(why.clone());
         if before.as_ref() != Some(&why) {
-            self.log(format!("replica {} cannot be connected to: {why}", self.name(member)));
+            self.desk.log(format!("replica {} cannot be connected to: {why}", self.name(member)));
         }
     }
 
@@ -134,7 +134,7 @@ impl Conductor {
         let is_member = matches!(self.replica(member).role, Role::Member(_));
         let needed = is_member && !self.can_be_spared(member);
         if needed && matches!(fault, Fault::Slow | Fault::NoSpace) {
-            self.log(format!("replica {} is needed, though {}", self.name(member), describe(fault)));
+            self.desk.log(format!("replica {} is needed, though {}", self.name(member), describe(fault)));
             return;
         }
         self.lose(member, describe(fault));
@@ -145,12 +145,12 @@ impl Conductor {
         if !self.replica(member).link.is_up() {
             return;
         }
-        self.log(format!("replica {} is lost: {why}", self.name(member)));
+        self.desk.log(format!("replica {} is lost: {why}", self.name(member)));
         let seat = self.seat_after_loss(member);
         let stays = matches!(seat, Role::Member(_));
-        self.emit(Output::Disconnect { member });
+        self.desk.emit(Output::Disconnect { member });
         let switch =
-            self.switch(if stays { Switch::StopReads { member } } else { Switch::Forget { member } });
+            self.desk.switch(if stays { Switch::StopReads { member } } else { Switch::Forget { member } });
         self.close_link(member, switch);
         let replica = self.replica_mut(member);
         replica.last_error = Some(why.to_owned());
@@ -171,7 +171,7 @@ impl Conductor {
     /// The link counts as closed; no new one is made before every queue has answered the switch.
     pub(super) fn close_link(&mut self, member: MemberId, switch: SwitchId) {
         if self.replica(member).link.is_up() {
-            self.controls.forget(member);
+            self.desk.controls.forget(member);
             self.replica_mut(member).state = None;
             self.replica_mut(member).link = Link::Closing(switch);
         }
@@ -215,11 +215,11 @@ impl Conductor {
     fn vacate(&mut self, member: MemberId) {
         self.replica_mut(member).role = Role::Vacant;
         self.replica_mut(member).unwanted = false;
-        self.emit(Output::Vacated { member });
+        self.desk.emit(Output::Vacated { member });
         // The next epoch tells the members that they need keep nothing for it.
         self.loose_epoch |= self.is_open();
         for (command, _) in self.leaving.extract_if(.., |(_, m)| *m == member).collect::<Vec<_>>() {
-            self.emit(Output::CommandDone(command, Ok(())));
+            self.desk.emit(Output::CommandDone(command, Ok(())));
         }
     }
 
@@ -247,7 +247,7 @@ impl Conductor {
         let unasked = self.linked(ballot.unasked(of));
         for member in unasked.iter() {
             ballot.asked(member);
-            self.ask(member, purpose, control.clone());
+            self.desk.ask(member, purpose, control.clone());
         }
         !unasked.is_empty()
     }

@@ -42,7 +42,7 @@ impl Conductor {
         match self.nearest(self.linked(self.serving())).filter(|_| self.is_open()) {
             Some(member) => {
                 self.looks.asked = Some((member, waiting));
-                self.ask(member, ControlFor::Look, lh_wire::Control::State);
+                self.desk.ask(member, ControlFor::Look, lh_wire::Control::State);
             }
             None => self.end_looks(waiting, &Ok(())),
         }
@@ -70,7 +70,7 @@ impl Conductor {
         // Who hears that it is done finds it in the status.
         self.report();
         for command in commands {
-            self.emit(Output::CommandDone(command, result.clone()));
+            self.desk.emit(Output::CommandDone(command, result.clone()));
         }
     }
 }

@@ -80,7 +80,7 @@ impl Conductor {
             }
             Stage::Storing => self.store.is_none().then(|| self.enact(&mut change)),
             Stage::Enacting(switches) => {
-                if self.switches.all_done(switches) {
+                if self.desk.switches.all_done(switches) {
                     self.on_change_done(change.joiners);
                     self.tell_that_it_counts();
                     return true;
@@ -131,7 +131,7 @@ impl Conductor {
             id: Instance(self.config.instance.0.wrapping_add(u128::from(self.counter))),
             after: self.recorded.filter(|_| !sabotaged!(self, after_unnoted)),
         };
-        self.log(format!("epoch {}.{}: {}", epoch.generation, epoch.counter, epoch.members.join(", ")));
+        self.desk.log(format!("epoch {}.{}: {}", epoch.generation, epoch.counter, epoch.members.join(", ")));
         let stage = Stage::Silencing;
         self.change = Some(Change { number: self.changes, epoch, target, joiners, leavers, stage });
     }
@@ -180,7 +180,7 @@ impl Conductor {
         let Some(epoch) = self.epoch.clone() else { return };
         let control = self.set_epoch(Epoch { after: Some(epoch.order()), ..epoch });
         for member in self.linked(self.serving()).iter() {
-            self.ask(member, ControlFor::Counts, control.clone());
+            self.desk.ask(member, ControlFor::Counts, control.clone());
         }
     }
 
@@ -194,7 +194,8 @@ impl Conductor {
     fn begin_storing(&mut self, change: &mut Change) {
         change.stage = Stage::Storing;
         if self.config.quorum == Quorum::Any {
-            self.store = Some(Store { epoch: change.epoch.clone(), retry_at: Some(self.now), refused: None });
+            self.store =
+                Some(Store { epoch: change.epoch.clone(), retry_at: Some(self.desk.now), refused: None });
         }
     }
 
@@ -211,9 +212,9 @@ impl Conductor {
         let mut switches = Vec::new();
         for member in change.leavers.iter() {
             if self.replica(member).link.is_up() {
-                self.emit(Output::Disconnect { member });
+                self.desk.emit(Output::Disconnect { member });
             }
-            let switch = self.switch(Switch::Forget { member });
+            let switch = self.desk.switch(Switch::Forget { member });
             self.replica_mut(member).attached = false;
             self.replica_mut(member).role = Role::Out;
             // It may have come back meanwhile, too late.
@@ -230,9 +231,9 @@ impl Conductor {
         for member in change.joiners.iter() {
             if matches!(self.replica(member).role, Role::Joining(_)) {
                 self.replica_mut(member).role = Role::Member(Seat::Serving);
-                switches.push(self.switch(Switch::Promote { member }));
+                switches.push(self.desk.switch(Switch::Promote { member }));
                 self.counters.rebuilds += 1;
-                self.log(format!("replica {} is in sync", self.name(member)));
+                self.desk.log(format!("replica {} is in sync", self.name(member)));
             }
         }
         change.stage = Stage::Enacting(switches);
@@ -259,14 +260,14 @@ impl Conductor {
     }
 
     pub(super) fn advance_store(&mut self) -> bool {
-        let now = self.now;
+        let now = self.desk.now;
         let Some(store) = self.store.as_mut().filter(|s| s.retry_at.is_some_and(|at| at <= now)) else {
             return false;
         };
         store.retry_at = None;
         let epoch = store.epoch.clone();
         let expected = self.authority.as_ref().and_then(Option::as_ref).map(Epoch::order);
-        self.emit(Output::StoreEpoch { expected, epoch });
+        self.desk.emit(Output::StoreEpoch { expected, epoch });
         true
     }
 
@@ -274,9 +275,9 @@ impl Conductor {
         let Some(store) = self.store.as_mut().filter(|s| s.retry_at.is_none()) else { return };
         match stored {
             Stored::Unavailable { reason } => {
-                store.retry_at = Some(self.now.saturating_add(self.config.limits.retry_ns));
+                store.retry_at = Some(self.desk.now.saturating_add(self.desk.limits.retry_ns));
                 store.refused = Some(reason.clone());
-                self.log(format!("the authority does not store the epoch: {reason}"));
+                self.desk.log(format!("the authority does not store the epoch: {reason}"));
             }
             // An answer that was lost: it had been stored.
             Stored::Conflict { current: Some(current) } if current == store.epoch => self.stored(),

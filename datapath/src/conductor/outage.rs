@@ -46,7 +46,7 @@ impl Conductor {
         match (&self.outage, too_few) {
             (None, false) => false,
             (None, true) => {
-                self.log("too few replicas are left: requests wait".into());
+                self.desk.log("too few replicas are left: requests wait".into());
                 self.outage = Some(Outage::default());
                 true
             }
@@ -71,7 +71,7 @@ impl Conductor {
         let (asked, settled) = (outage.asked.has(member), self.settle_chain(member));
         match settled {
             Some(control) if !asked => {
-                self.ask(member, ControlFor::Finish, control);
+                self.desk.ask(member, ControlFor::Finish, control);
                 self.replica_mut(member).state = None;
                 self.mark_asked(member);
             }
@@ -126,9 +126,9 @@ impl Conductor {
         if !self.are_enough(self.serving().or(ready)) || changing {
             return false;
         }
-        let now = self.now;
+        let now = self.desk.now;
         let since = self.outage.as_mut().map_or(now, |o| *o.since.get_or_insert(now));
-        let over = now >= since.saturating_add(self.config.limits.grace_ns);
+        let over = now >= since.saturating_add(self.desk.limits.grace_ns);
         if answering || !(still_away.is_empty() || over) {
             return false;
         }
@@ -149,8 +149,8 @@ impl Conductor {
         self.put_in_doubt(dead, together);
         let mut attached = Vec::new();
         for member in returned.iter() {
-            attached.push(self.switch(Switch::Attach { member }));
-            self.switch(Switch::Promote { member });
+            attached.push(self.desk.switch(Switch::Attach { member }));
+            self.desk.switch(Switch::Promote { member });
             let unsettled = self.replica(member).state.as_ref().map(|s| s.unsettled.clone());
             self.note_unsettled(&unsettled.unwrap_or_default());
             let replica = self.replica_mut(member);
@@ -158,12 +158,12 @@ impl Conductor {
             replica.role = Role::Member(Seat::Serving);
             self.fold_what_was_missed(member);
         }
-        self.log(format!("requests go on with {}", self.names_of(together).join(", ")));
+        self.desk.log(format!("requests go on with {}", self.names_of(together).join(", ")));
         self.tell_resolved_after(attached);
     }
 
     pub(super) fn outage_deadline(&self) -> Option<u64> {
         let since = self.outage.as_ref()?.since?;
-        Some(since.saturating_add(self.config.limits.grace_ns)).filter(|at| *at > self.now)
+        Some(since.saturating_add(self.desk.limits.grace_ns)).filter(|at| *at > self.desk.now)
     }
 }

@@ -173,7 +173,7 @@ impl Conductor {
         // An operation that the target holds prepared goes when it takes the chain over, and not before: the plan is made by it,
         // and the next one's, too, should this engine die.
         self.ask_state(source);
-        self.log(format!("replica {} is brought in sync from {}", self.name(member), self.name(source)));
+        self.desk.log(format!("replica {} is brought in sync from {}", self.name(member), self.name(source)));
         let plan = Plan { keep: None, how: Vec::new(), own: Vec::new() };
         let copy = Copy::default();
         let rebuild = Rebuild {
@@ -198,13 +198,13 @@ impl Conductor {
         let known = matches!(replica.role, Role::Out)
             && replica.link.is_up()
             && replica.state.is_some()
-            && replica.rebuild_at <= self.now;
+            && replica.rebuild_at <= self.desk.now;
         if !known || replica.unwanted {
             return false;
         }
         let busy =
             self.closing.is_some() || self.chain_is_wanted() || !self.doubt.is_empty() || !self.is_calm();
-        let old_copies = || self.jobs.count(|p| matches!(p, JobFor::Rebuild(m, ..) if m == member)) > 0;
+        let old_copies = || self.desk.jobs.count(|p| matches!(p, JobFor::Rebuild(m, ..) if m == member)) > 0;
         !busy && !old_copies()
     }
 
@@ -220,30 +220,30 @@ impl Conductor {
     }
 
     fn go_on_rebuilding(&mut self, member: MemberId) -> bool {
-        let (now, held) = (self.now, self.copies_held() || !self.doubt.is_empty());
-        let repairs = self.jobs.count(|p| matches!(p, JobFor::Chunk(_))) > 0;
+        let (now, held) = (self.desk.now, self.copies_held() || !self.doubt.is_empty());
+        let repairs = self.desk.jobs.count(|p| matches!(p, JobFor::Chunk(_))) > 0;
         let Some(rebuild) = self.rebuild(member) else { return false };
         let (attempt, source) = (rebuild.attempt, rebuild.source);
         match rebuild.stage {
             Stage::Asking => self.ask_to_begin(member, attempt, source),
             Stage::Attaching(switch) => {
-                let drained = self.switches.done(switch) || sabotaged!(self, join_without_drain);
+                let drained = self.desk.switches.done(switch) || sabotaged!(self, join_without_drain);
                 // Repairs that were given without it are remembered once they are done.
                 drained && !repairs && self.begin_remembering(member)
             }
             Stage::Remembering(_) => self.remember(member),
             // Before the flush, which has to cover all that clients believe done.
             Stage::Copying if rebuild.copy.is_complete() => {
-                let switch = self.switch(Switch::Await { member });
+                let switch = self.desk.switch(Switch::Await { member });
                 self.rebuild_goes_to(member, Stage::Awaiting(switch))
             }
             Stage::Awaiting(switch) => {
-                self.switches.done(switch)
+                self.desk.switches.done(switch)
                     && self.rebuild_goes_to(member, Stage::Flushing { flying: false, not_before: 0 })
             }
             Stage::Copying => !held && (self.ask_for_pages(member) || self.copy_next(member)),
             Stage::Flushing { flying: false, not_before } if not_before <= now => {
-                self.give(JobFor::RebuildFlush(member, attempt), Job::Flush);
+                self.desk.give(JobFor::RebuildFlush(member, attempt), Job::Flush);
                 self.rebuild_goes_to(member, Stage::Flushing { flying: true, not_before: 0 })
             }
             _ => false,
@@ -293,7 +293,7 @@ impl Conductor {
         if let Some(rebuild) = self.rebuild(member) {
             (rebuild.plan, rebuild.chain, rebuild.base) = (plan, planned, base);
         }
-        self.ask(member, ControlFor::Rebuild(attempt), Control::RebuildBegin { size, chain, keep });
+        self.desk.ask(member, ControlFor::Rebuild(attempt), Control::RebuildBegin { size, chain, keep });
         self.rebuild_goes_to(member, Stage::Beginning)
     }
 
@@ -301,7 +301,7 @@ impl Conductor {
         let Some(rebuild) = self.rebuild_of(member, attempt) else { return };
         match rebuild.stage {
             Stage::Beginning => {
-                let switch = self.switch(Switch::Fill { member });
+                let switch = self.desk.switch(Switch::Fill { member });
                 self.replica_mut(member).attached = true;
                 self.rebuild_goes_to(member, Stage::Attaching(switch));
             }
@@ -342,7 +342,7 @@ impl Conductor {
 
     fn ask_missed(&mut self, member: MemberId, attempt: u64, other: MemberId, base: Epoch, from: u64) {
         let replica = self.name(member).to_owned();
-        self.ask(other, ControlFor::Missed(member, attempt), Control::Missed { replica, base, from });
+        self.desk.ask(other, ControlFor::Missed(member, attempt), Control::Missed { replica, base, from });
     }
 
     /// A member tells what the target missed; `None`: it does not know.
@@ -391,7 +391,7 @@ impl Conductor {
         rebuild.copy = Copy::of(layers, marks);
         rebuild.stage = Stage::Copying;
         let bytes = rebuild.copy.total();
-        self.log(format!("replica {name}: {bytes} bytes to look at, {whole} of its layers wholly"));
+        self.desk.log(format!("replica {name}: {bytes} bytes to look at, {whole} of its layers wholly"));
         true
     }
 
@@ -403,7 +403,7 @@ impl Conductor {
         for Wanted { side, layer, from, number } in wanted {
             let whom = if side == Side::Source { source } else { member };
             let purpose = ControlFor::Map { target: member, attempt, side, number };
-            self.ask(whom, purpose, Control::LayerMap { layer, from, recorded: false });
+            self.desk.ask(whom, purpose, Control::LayerMap { layer, from, recorded: false });
         }
         asks
     }
@@ -427,21 +427,21 @@ impl Conductor {
     }
 
     fn copy_next(&mut self, member: MemberId) -> bool {
-        let (now, busy) = (self.now, self.pace.is_busy(self.now, self.config.shared.activity()));
-        let at_once = if busy { 1 } else { self.config.limits.copies as usize };
+        let (now, busy) = (self.desk.now, self.pace.is_busy(self.desk.now, self.config.shared.activity()));
+        let at_once = if busy { 1 } else { self.desk.limits.copies as usize };
         let most = if busy { pace::BUSY_PIECE } else { u64::MAX };
         let ready = |r: &&mut Rebuild| r.copy.flying.len() < at_once && r.rests_until <= now;
-        let free = self.pace.is_free(now, self.config.limits.rebuild_rate);
+        let free = self.pace.is_free(now, self.desk.limits.rebuild_rate);
         let Some(rebuild) = self.rebuild(member).filter(ready).filter(|_| free) else { return false };
         let Some((number, piece)) = rebuild.copy.next(most, now) else { return false };
         let (attempt, source) = (rebuild.attempt, rebuild.source);
-        self.pace.spend(piece.range.len, self.config.limits.rebuild_rate);
+        self.pace.spend(piece.range.len, self.desk.limits.rebuild_rate);
         let targets = MemberSet::EMPTY.with(member);
         let (layer, range, compare) = (piece.layer, piece.range, piece.compare);
         let others = self.alike(source);
         let job =
             Job::Equalise { layer, range, source, others, targets, compare, merged: false, repair: false };
-        self.give(JobFor::Rebuild(member, attempt, number), job);
+        self.desk.give(JobFor::Rebuild(member, attempt, number), job);
         true
     }
 
@@ -452,7 +452,7 @@ impl Conductor {
         piece: usize,
         result: JobResult,
     ) {
-        let (now, busy) = (self.now, self.pace.is_busy(self.now, self.config.shared.activity()));
+        let (now, busy) = (self.desk.now, self.pace.is_busy(self.desk.now, self.config.shared.activity()));
         let Some(rebuild) = self.rebuild_of(member, attempt) else { return };
         if let Some(since) = rebuild.copy.given_at(piece).filter(|_| busy) {
             // Half of the time at most: who waits meanwhile is not kept waiting by two copies in a row.
@@ -472,7 +472,7 @@ impl Conductor {
     }
 
     pub(super) fn on_rebuild_flushed(&mut self, member: MemberId, attempt: u64, result: JobResult) {
-        let not_before = self.now.saturating_add(self.config.limits.retry_ns);
+        let not_before = self.desk.now.saturating_add(self.desk.limits.retry_ns);
         let Some(rebuild) = self.rebuild_of(member, attempt) else { return };
         if !matches!(rebuild.stage, Stage::Flushing { .. }) {
             return;
@@ -487,7 +487,8 @@ impl Conductor {
             self.scrubs.filled(member);
         }
         let name = self.name(member);
-        self.log(format!("replica {name}: of {looked} bytes looked at, {copied} differed and were copied"));
+        self.desk
+            .log(format!("replica {name}: of {looked} bytes looked at, {copied} differed and were copied"));
     }
 
     /// An epoch with these is about to be recorded by them.
@@ -505,7 +506,7 @@ impl Conductor {
             if let Some(rebuild) = self.rebuild(member).filter(|r| matches!(r.stage, Stage::Recorded)) {
                 rebuild.stage = Stage::Ending;
                 let attempt = rebuild.attempt;
-                self.ask(member, ControlFor::Rebuild(attempt), Control::RebuildEnd);
+                self.desk.ask(member, ControlFor::Rebuild(attempt), Control::RebuildEnd);
             }
         }
         joiners.iter().all(|member| self.rebuild(member).is_some_and(|r| r.is_whole()))
@@ -560,8 +561,8 @@ impl Conductor {
 
     /// A rebuild of it ended without success: the next one waits.
     pub(super) fn set_back(&mut self, member: MemberId) {
-        let (limit, first) = (self.config.limits.rebuild_backoff_ns, self.config.limits.retry_ns);
-        let now = self.now;
+        let (limit, first) = (self.desk.limits.rebuild_backoff_ns, self.desk.limits.retry_ns);
+        let now = self.desk.now;
         let replica = self.replica_mut(member);
         replica.backoff = replica.backoff.saturating_mul(2).clamp(first, limit);
         replica.rebuild_at = now.saturating_add(replica.backoff);
@@ -597,7 +598,7 @@ impl Conductor {
             },
             _ => None,
         });
-        due.filter(|at| *at > self.now).min()
+        due.filter(|at| *at > self.desk.now).min()
     }
 }
 

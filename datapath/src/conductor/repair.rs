@@ -59,7 +59,7 @@ impl Conductor {
             in_doubt.left = (0..in_doubt.pieces.len()).collect();
         }
         if !in_doubt.pieces.is_empty() {
-            self.log(format!("{} pieces are in doubt", in_doubt.pieces.len()));
+            self.desk.log(format!("{} pieces are in doubt", in_doubt.pieces.len()));
         }
         self.phase = Phase::Repairing(in_doubt);
         true
@@ -79,8 +79,8 @@ impl Conductor {
     }
 
     pub(super) fn advance_in_doubt(&mut self) -> bool {
-        let at_once = self.config.limits.copies.max(AT_ONCE * u32::from(self.config.queues));
-        let now = self.now;
+        let at_once = self.desk.limits.copies.max(AT_ONCE * u32::from(self.desk.queues));
+        let now = self.desk.now;
         let Phase::Repairing(in_doubt) = &mut self.phase else { return false };
         if in_doubt.left.is_empty() && in_doubt.flying == 0 {
             self.put_in_doubt(self.dead_of(self.members()), self.members());
@@ -124,7 +124,7 @@ impl Conductor {
             true => members.or(filling),
             false => members,
         };
-        self.give(
+        self.desk.give(
             purpose,
             Job::Equalise {
                 layer,
@@ -181,7 +181,7 @@ impl Conductor {
     }
 
     pub(super) fn on_in_doubt_copied(&mut self, piece: usize, result: JobResult) {
-        let retry_at = self.now.saturating_add(self.config.limits.retry_ns);
+        let retry_at = self.desk.now.saturating_add(self.desk.limits.retry_ns);
         let Phase::Repairing(in_doubt) = &mut self.phase else { return };
         in_doubt.flying -= 1;
         match result {
@@ -239,7 +239,7 @@ impl Conductor {
         if self.doubt.is_empty() {
             self.doubt.lost = Owed::Nobody;
         } else {
-            self.log(format!("{} chunks are in doubt", self.doubt.chunks.len()));
+            self.desk.log(format!("{} chunks are in doubt", self.doubt.chunks.len()));
         }
     }
 
@@ -249,7 +249,7 @@ impl Conductor {
         let marked = together.iter().any(|m| marked(&m));
         if marked {
             let line = "every replica that is here has lost its host's power, or its disk failed: what was answered and not flushed may be gone";
-            self.log(line.into());
+            self.desk.log(line.into());
         }
         let owes = if self.is_open() { self.config.shared.anything_unflushed() } else { marked };
         if owes {
@@ -276,14 +276,14 @@ impl Conductor {
         let loss = self.config.shared.loss();
         if owed == Owed::Everybody {
             loss.lose();
-            self.log(
+            self.desk.log(
                 "clients were answered what may be gone: flushes fail for a minute, so that they hear of it"
                     .into(),
             );
         } else {
             loss.lose_from_before();
         }
-        self.emit(super::Output::Lost);
+        self.desk.emit(super::Output::Lost);
     }
 
     /// The members hear that nothing is in doubt, once nothing is and these switches are made.
@@ -318,7 +318,7 @@ impl Conductor {
     }
 
     fn tell_resolved(&mut self) -> bool {
-        if !self.doubt.tell || !self.switches.all_done(&self.doubt.after) {
+        if !self.doubt.tell || !self.desk.switches.all_done(&self.doubt.after) {
             return false;
         }
         // With too few members the start may begin again with one more, which nobody was made equal to.
@@ -340,7 +340,7 @@ impl Conductor {
     /// With one member there is nobody to differ from, once no copy to it is on its way any more: who had read before it came would
     /// read something else after it.
     fn resolve_all(&mut self) -> bool {
-        if self.jobs.count(|p| matches!(p, JobFor::Chunk(_))) > 0 {
+        if self.desk.jobs.count(|p| matches!(p, JobFor::Chunk(_))) > 0 {
             return false;
         }
         for chunk in self.doubt.chunks.keys().copied().collect::<Vec<_>>() {
@@ -383,14 +383,14 @@ impl Conductor {
         shared.wrote(Extent::new(chunk.saturating_mul(shared.chunk()), 1));
         shared.resolve(chunk);
         self.counters.resolved_chunks += 1;
-        self.tell_queues(&ToQueue::ChunkResolved(chunk));
+        self.desk.tell_queues(&ToQueue::ChunkResolved(chunk));
     }
 
     fn copy_next_piece(&mut self) -> bool {
         // A mark that a copy makes must not be taken back by what was sent before it on another connection, and no copy of a rebuild
         // be made of what was read before it.
-        let crosses = self.jobs.count(|p| matches!(p, JobFor::ClearIntent | JobFor::Rebuild(..))) > 0;
-        if self.doubt.flying() >= self.config.limits.copies || self.doubt.retry_at > self.now || crosses {
+        let crosses = self.desk.jobs.count(|p| matches!(p, JobFor::ClearIntent | JobFor::Rebuild(..))) > 0;
+        if self.doubt.flying() >= self.desk.limits.copies || self.doubt.retry_at > self.desk.now || crosses {
             return false;
         }
         let Some(number) = self.doubt.next_chunk() else { return false };
@@ -434,11 +434,11 @@ impl Conductor {
             | JobResult::Compared { .. }
             | JobResult::Verified(_) => {
                 chunk.failures += u32::from(!std::mem::replace(&mut chunk.spoilt, true));
-                self.doubt.failures += u32::from(self.doubt.retry_at <= self.now);
+                self.doubt.failures += u32::from(self.doubt.retry_at <= self.desk.now);
                 let often = chunk.failures.max(self.doubt.failures) > FAILURES_MAX;
                 // Whatever it failed for, the next attempt is by what is there then.
                 self.doubt.view.reset();
-                self.doubt.retry_at = self.now.saturating_add(self.config.limits.retry_ns);
+                self.doubt.retry_at = self.desk.now.saturating_add(self.desk.limits.retry_ns);
                 let JobResult::Failed { member } = result else { return };
                 // Clients do not wait for who only is being filled.
                 if self.filling().has(member) || often && self.can_be_spared(member) {
@@ -464,12 +464,12 @@ impl Conductor {
     }
 
     pub(super) fn doubt_deadline(&self) -> Option<u64> {
-        (!self.doubt.is_empty()).then_some(self.doubt.retry_at).filter(|at| *at > self.now)
+        (!self.doubt.is_empty()).then_some(self.doubt.retry_at).filter(|at| *at > self.desk.now)
     }
 
     pub(super) fn on_chunk_wanted(&mut self, queue: QueueId, number: u64) {
         if !self.doubt.chunks.contains_key(&number) {
-            self.emit(super::Output::ToQueue(queue, ToQueue::ChunkResolved(number)));
+            self.desk.emit(super::Output::ToQueue(queue, ToQueue::ChunkResolved(number)));
         } else if !self.doubt.wanted.contains(&number) {
             self.doubt.wanted.push_back(number);
         }

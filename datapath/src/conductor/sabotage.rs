@@ -81,15 +81,18 @@ pub struct Sabotage {
 
 /// Whether a mechanism is taken out; always false without the feature.
 macro_rules! sabotaged {
-    ($conductor:expr, $switch:ident) => {{
+    (in $config:expr, $switch:ident) => {{
         #[cfg(feature = "sabotage")]
         {
-            $conductor.config.sabotage.$switch
+            $config.sabotage.$switch
         }
         #[cfg(not(feature = "sabotage"))]
         {
             false
         }
     }};
+    ($conductor:expr, $switch:ident) => {
+        sabotaged!(in $conductor.config, $switch)
+    };
 }
 pub(super) use sabotaged;

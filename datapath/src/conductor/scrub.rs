@@ -198,7 +198,7 @@ impl Conductor {
             Command::Scrub { repair, bytes_per_second } => self.begin_scrub(*repair, *bytes_per_second)?,
             _ => self.stop_scrub("it was cancelled"),
         }
-        self.emit(Output::CommandDone(id, Ok(())));
+        self.desk.emit(Output::CommandDone(id, Ok(())));
         Ok(())
     }
 
@@ -208,7 +208,7 @@ impl Conductor {
         }
         self.changes += 1;
         let total = self.volume.chain.iter().map(|l| l.allocated).sum();
-        self.log(format!("a scrub begins{}", if repair { ", with repair" } else { "" }));
+        self.desk.log(format!("a scrub begins{}", if repair { ", with repair" } else { "" }));
         self.scrubs.asked = Some(Scrub::new(self.changes, repair, rate, total));
         Ok(())
     }
@@ -219,10 +219,10 @@ impl Conductor {
         };
         let (hashes, attempt) = (matches!(scrub.stage, Stage::Hashing { .. }), scrub.attempt);
         scrub.end(Some(why));
-        self.log(format!("the scrub ends: {why}"));
+        self.desk.log(format!("the scrub ends: {why}"));
         if hashes {
             for member in self.linked(self.serving()).iter() {
-                self.ask(member, ControlFor::Hash(attempt), Control::HashStop);
+                self.desk.ask(member, ControlFor::Hash(attempt), Control::HashStop);
             }
         }
     }
@@ -235,7 +235,7 @@ impl Conductor {
                 self.volume.chain.iter().map(|l| l.name.clone()).filter(|name| !name.is_empty()).collect();
             if !snapshots.is_empty() {
                 let hash = Control::Hash { snapshots, bytes_per_second: Some(UNASKED_HASH_RATE) };
-                self.ask(member, ControlFor::Hash(UNASKED), hash);
+                self.desk.ask(member, ControlFor::Hash(UNASKED), hash);
             }
         }
     }
@@ -281,7 +281,7 @@ impl Conductor {
             || !self.doubt.is_empty()
             || !self.select(|r| matches!(r.role, Role::Joining(_))).is_empty()
             // Copies of before a fold or a change of the membership end first.
-            || self.jobs.count(|p| matches!(p, JobFor::InDoubt(_) | JobFor::Chunk(_) | JobFor::Rebuild(..))) > 0
+            || self.desk.jobs.count(|p| matches!(p, JobFor::InDoubt(_) | JobFor::Chunk(_) | JobFor::Rebuild(..))) > 0
     }
 
     fn check_on(&mut self, attempt: u64) -> bool {
@@ -290,7 +290,7 @@ impl Conductor {
         if !scrub.chains.are_of(members) {
             let unasked = scrub.chains.ask(members);
             for member in unasked.iter() {
-                self.ask(member, ControlFor::Hash(attempt), Control::State);
+                self.desk.ask(member, ControlFor::Hash(attempt), Control::State);
             }
             return !unasked.is_empty();
         }
@@ -318,7 +318,7 @@ impl Conductor {
             for member in members.iter() {
                 let purpose = ControlFor::Scrub(attempt, number);
                 let control = Control::LayerMap { layer: layer.clone(), from, recorded: true };
-                self.ask(member, purpose, control);
+                self.desk.ask(member, purpose, control);
             }
             return true;
         }
@@ -374,7 +374,7 @@ impl Conductor {
     }
 
     fn compare_next(&mut self, attempt: u64) -> bool {
-        let (now, copies, members) = (self.now, self.config.limits.copies, self.serving());
+        let (now, copies, members) = (self.desk.now, self.desk.limits.copies, self.serving());
         let Some(source) = self.nearest(members) else { return false };
         let activity = self.config.shared.activity();
         let Some(scrub) = self.scrubs.of(attempt) else { return false };
@@ -392,7 +392,7 @@ impl Conductor {
         scrub.flying.insert(number, (range, now));
         scrub.pace.spend(range.len, scrub.rate);
         let job = Job::Compare { layer, range, source, targets: members.without(source) };
-        self.give(JobFor::Scrub(attempt, Step::Piece(number)), job);
+        self.desk.give(JobFor::Scrub(attempt, Step::Piece(number)), job);
         true
     }
 
@@ -404,7 +404,7 @@ impl Conductor {
     }
 
     fn on_compared(&mut self, attempt: u64, number: u64, result: JobResult) {
-        let (now, serving) = (self.now, self.serving());
+        let (now, serving) = (self.desk.now, self.serving());
         let activity = self.config.shared.activity();
         let Some(scrub) = self.scrubs.of(attempt) else { return };
         let Some((range, since)) = scrub.flying.remove(&number) else { return };
@@ -469,14 +469,14 @@ impl Conductor {
     }
 
     fn hash_on(&mut self, attempt: u64) -> bool {
-        let (now, serving) = (self.now, self.linked(self.serving()));
+        let (now, serving) = (self.desk.now, self.linked(self.serving()));
         let chain = self.volume.chain.clone();
         let Some(scrub) = self.scrubs.of(attempt) else { return false };
         let rate = Some(scrub.rate).filter(|rate| *rate > 0);
         let Stage::Hashing { asked, done, waiting, look_at } = &mut scrub.stage else { return false };
         if serving.minus(*done).is_empty() {
             scrub.end(None);
-            self.log("the scrub is through".to_owned());
+            self.desk.log("the scrub is through".to_owned());
             return true;
         }
         if let Some(member) = serving.minus(*asked).iter().next() {
@@ -486,7 +486,11 @@ impl Conductor {
             // A checksum of what is still wrong, or may be, would make it the truth.
             let snapshots =
                 chain.iter().map(|l| &l.name).filter(|name| scrub.is_sound(name)).cloned().collect();
-            self.ask(member, ControlFor::Hash(attempt), Control::Hash { snapshots, bytes_per_second: rate });
+            self.desk.ask(
+                member,
+                ControlFor::Hash(attempt),
+                Control::Hash { snapshots, bytes_per_second: rate },
+            );
             return true;
         }
         let due = serving.minus(*done).minus(*waiting);
@@ -496,7 +500,7 @@ impl Conductor {
         *look_at = now.saturating_add(LOOK_EVERY);
         *waiting = waiting.or(due);
         for member in due.iter() {
-            self.ask(member, ControlFor::Hash(attempt), Control::State);
+            self.desk.ask(member, ControlFor::Hash(attempt), Control::State);
         }
         true
     }
@@ -564,7 +568,7 @@ impl Conductor {
 
     /// A scrub's jobs are on their way.
     pub(super) fn scrub_is_flying(&self) -> bool {
-        self.jobs.count(|p| matches!(p, JobFor::Scrub(..))) > 0
+        self.desk.jobs.count(|p| matches!(p, JobFor::Scrub(..))) > 0
     }
 
     pub(super) fn scrub_deadline(&self) -> Option<u64> {
@@ -574,6 +578,6 @@ impl Conductor {
             Stage::Hashing { look_at, .. } => Some(look_at),
             Stage::Ended => None,
         });
-        due.filter(|at| *at > self.now).min()
+        due.filter(|at| *at > self.desk.now).min()
     }
 }

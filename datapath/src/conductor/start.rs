@@ -21,7 +21,7 @@ impl Conductor {
             Phase::Collecting { .. } => self.collect(),
             Phase::Finishing { asked } => self.finish_chain(*asked),
             Phase::Recording => self.change.is_none() && self.begin_attaching(),
-            Phase::Attaching(switches) => self.switches.all_done(switches) && self.begin_repairing(),
+            Phase::Attaching(switches) => self.desk.switches.all_done(switches) && self.begin_repairing(),
             Phase::Repairing(_) => self.advance_in_doubt(),
             Phase::Running | Phase::Stopped => false,
         }
@@ -29,7 +29,7 @@ impl Conductor {
 
     fn collect(&mut self) -> bool {
         // What a start before this one left on its way could still change what is chosen now.
-        if self.store.is_some() || !self.jobs.no_copies() || self.is_closing_links() {
+        if self.store.is_some() || !self.desk.jobs.no_copies() || self.is_closing_links() {
             return false;
         }
         match self.choose() {
@@ -44,7 +44,7 @@ impl Conductor {
             }
             Choice::Start(start) => {
                 let since = self.possible_since();
-                let over = self.now >= since.saturating_add(self.config.limits.grace_ns);
+                let over = self.desk.now >= since.saturating_add(self.desk.limits.grace_ns);
                 if !(start.complete || over && !self.is_answering(start.base.as_ref())) {
                     self.waiting_for = Some("further replicas may still come".into());
                     return false;
@@ -74,7 +74,7 @@ impl Conductor {
         }
         if self.outdated && !self.asking {
             (self.outdated, self.asking) = (false, true);
-            self.emit(Output::LoadEpoch);
+            self.desk.emit(Output::LoadEpoch);
         }
         !self.outdated && !self.asking
     }
@@ -83,7 +83,8 @@ impl Conductor {
     /// this engine has told its replicas to record names members that this epoch does not have, and has ended what was kept
     /// for them: they are compared wholly.
     pub(super) fn begin_again_from(&mut self, current: Epoch) {
-        self.log(format!("the engine before has stored epoch {}.{}", current.generation, current.counter));
+        self.desk
+            .log(format!("the engine before has stored epoch {}.{}", current.generation, current.counter));
         for member in self.configured().iter().filter(|m| !current.has(self.name(*m))).collect::<Vec<_>>() {
             self.replica_mut(member).thorough = true;
         }
@@ -145,7 +146,7 @@ impl Conductor {
     }
 
     fn possible_since(&mut self) -> u64 {
-        let now = self.now;
+        let now = self.desk.now;
         match &mut self.phase {
             Phase::Collecting { since } => *since.get_or_insert(now),
             _ => now,
@@ -159,14 +160,14 @@ impl Conductor {
     fn begin(&mut self, start: Start) {
         self.waiting_for = None;
         if start.unfenced && !self.config.known_dead {
-            self.lease_until = self.lease_until.max(self.now.saturating_add(self.config.limits.lease_ns));
+            self.lease_until = self.lease_until.max(self.desk.now.saturating_add(self.desk.limits.lease_ns));
         }
         let members = self.without_spoilers(start.members);
-        self.log(format!("starting with {}", self.names_of(members).join(", ")));
+        self.desk.log(format!("starting with {}", self.names_of(members).join(", ")));
         if let (Some(base), Some(Some(stored))) = (&start.base, &self.authority)
             && base.order() > stored.order()
         {
-            self.log(format!(
+            self.desk.log(format!(
                 "the authority was put back: it has epoch {}.{}, and {}.{} is younger than one that counted",
                 stored.generation, stored.counter, base.generation, base.counter
             ));
@@ -194,7 +195,7 @@ impl Conductor {
             let enough = self.are_enough(members.without(member));
             if enough && !self.best_of(members, self.dead_of(members)).without(member).is_empty() {
                 let (name, times) = (self.name(member), self.replica(member).spoilt);
-                self.log(format!(
+                self.desk.log(format!(
                     "the start goes on without replica {name}, which was lost in {times} attempts"
                 ));
                 members = members.without(member);
@@ -217,7 +218,7 @@ impl Conductor {
             return true;
         }
         self.replica_mut(member).state = None;
-        self.ask(member, ControlFor::Finish, control);
+        self.desk.ask(member, ControlFor::Finish, control);
         self.phase = Phase::Finishing { asked: asked.with(member) };
         true
     }
@@ -243,7 +244,7 @@ impl Conductor {
         for member in members.iter() {
             let alike = self.replica(member).state.as_ref().is_some_and(|s| self.have_same_shape(s, &model));
             if !alike && !sabotaged!(self, undo_decided) {
-                self.log(format!("replica {} holds other snapshots than the rest", self.name(member)));
+                self.desk.log(format!("replica {} holds other snapshots than the rest", self.name(member)));
                 let replica = self.replica_mut(member);
                 replica.role = Role::Out;
                 replica.last_error = Some("it holds other snapshots than the rest".into());
@@ -293,7 +294,7 @@ impl Conductor {
         let mut switches = Vec::new();
         for member in self.members().iter().filter(|m| !self.replica(*m).attached).collect::<Vec<_>>() {
             self.replica_mut(member).attached = true;
-            switches.push(self.switch(Switch::Attach { member }));
+            switches.push(self.desk.switch(Switch::Attach { member }));
         }
         self.phase = Phase::Attaching(switches);
         true
@@ -310,10 +311,10 @@ impl Conductor {
                 }
                 may
             }
-            Opening::Unlocking(switches) if self.switches.all_done(switches) => {
+            Opening::Unlocking(switches) if self.desk.switches.all_done(switches) => {
                 self.opening = Opening::Open;
-                self.log(format!("volume {} is open", self.config.volume));
-                self.emit(Output::Open { size: self.volume.size });
+                self.desk.log(format!("volume {} is open", self.config.volume));
+                self.desk.emit(Output::Open { size: self.volume.size });
                 true
             }
             _ => false,
@@ -333,7 +334,7 @@ impl Conductor {
             // A joiner was lost while its epoch was being stored: the next one leaves it out.
             return false;
         }
-        if self.now < self.lease_until {
+        if self.desk.now < self.lease_until {
             self.waiting_for = Some("an older engine may still answer reads".into());
             return false;
         }
@@ -344,12 +345,12 @@ impl Conductor {
     fn unlock(&mut self) -> Vec<SwitchId> {
         let mut switches = Vec::new();
         if self.volume.size != self.config.size {
-            switches.push(self.switch(Switch::Resize { size: self.volume.size }));
+            switches.push(self.desk.switch(Switch::Resize { size: self.volume.size }));
         }
         for member in self.serving().iter() {
-            switches.push(self.switch(Switch::Promote { member }));
+            switches.push(self.desk.switch(Switch::Promote { member }));
         }
-        switches.push(self.switch(Switch::Resume));
+        switches.push(self.desk.switch(Switch::Resume));
         switches
     }
 
@@ -358,7 +359,7 @@ impl Conductor {
         if matches!(self.phase, Phase::Collecting { .. } | Phase::Stopped) {
             return;
         }
-        self.log("the start begins again".into());
+        self.desk.log("the start begins again".into());
         self.phase = Phase::Collecting { since: None };
         self.drop_change();
         self.drop_doubt();
@@ -403,13 +404,11 @@ impl Conductor {
 
     pub(super) fn start_deadline(&self) -> Option<u64> {
         match &self.phase {
-            Phase::Collecting { since: Some(since) } => {
-                Some(since.saturating_add(self.config.limits.grace_ns))
-            }
+            Phase::Collecting { since: Some(since) } => Some(since.saturating_add(self.desk.limits.grace_ns)),
             Phase::Running if !self.serves() => Some(self.lease_until),
             Phase::Repairing(in_doubt) => in_doubt.retry_at(),
             _ => None,
         }
-        .filter(|at| *at > self.now)
+        .filter(|at| *at > self.desk.now)
     }
 }

@@ -137,7 +137,7 @@ impl Conductor {
             folds: self.fold_status(),
             scrub: self.scrub_status(),
             counters: self.counters,
-            limits: self.config.limits,
+            limits: self.desk.limits,
         }
     }
 
@@ -185,7 +185,7 @@ impl Conductor {
         }
         if self.reported.as_ref() != Some(&status) {
             self.reported = Some(status);
-            self.emit(Output::StatusChanged);
+            self.desk.emit(Output::StatusChanged);
         }
     }
 }

@@ -44,7 +44,7 @@ impl Conductor {
         let unasked = self.serving().minus(self.doubt.view.asked);
         self.doubt.view.asked = self.doubt.view.asked.or(unasked);
         for member in unasked.iter() {
-            self.ask(member, ControlFor::Doubt(self.doubt.view.number), Control::State);
+            self.desk.ask(member, ControlFor::Doubt(self.doubt.view.number), Control::State);
         }
         !unasked.is_empty()
     }
@@ -67,7 +67,7 @@ impl Conductor {
         self.on_state(member, state);
         if folds && !sabotaged!(self, fold_beside_repair) {
             self.stop_fold(member);
-            self.ask(member, ControlFor::Doubt(number), Control::State);
+            self.desk.ask(member, ControlFor::Doubt(number), Control::State);
         } else {
             self.doubt.view.told = self.doubt.view.told.with(member);
         }

@@ -72,7 +72,7 @@ impl Scrub {
 
 impl Conductor {
     pub(super) fn drill_on(&mut self, attempt: u64) -> bool {
-        let (now, serving) = (self.now, self.serving());
+        let (now, serving) = (self.desk.now, self.serving());
         let Some(scrub) = self.scrubs.of(attempt) else { return false };
         let Some(layer) = scrub.layer.as_ref().map(|layer| layer.layer) else { return false };
         let repair = scrub.status.repair;
@@ -120,12 +120,12 @@ impl Conductor {
         } else {
             return self.judge(attempt);
         };
-        self.give(JobFor::Scrub(attempt, Step::Drill), job);
+        self.desk.give(JobFor::Scrub(attempt, Step::Drill), job);
         true
     }
 
     fn judge(&mut self, attempt: u64) -> bool {
-        let (serving, retry_at) = (self.serving(), self.now.saturating_add(self.config.limits.retry_ns));
+        let (serving, retry_at) = (self.serving(), self.desk.now.saturating_add(self.desk.limits.retry_ns));
         let Some(scrub) = self.scrubs.of(attempt) else { return false };
         let Some(drill) = scrub.drill.as_mut() else { return false };
         match drill.evidence.judge(drill.range) {
@@ -153,7 +153,7 @@ impl Conductor {
     }
 
     pub(super) fn on_drilled(&mut self, attempt: u64, result: JobResult) {
-        let (serving, retry_at) = (self.serving(), self.now.saturating_add(self.config.limits.retry_ns));
+        let (serving, retry_at) = (self.serving(), self.desk.now.saturating_add(self.desk.limits.retry_ns));
         let Some(scrub) = self.scrubs.of(attempt) else { return };
         let layer = scrub.layer.as_ref().map(|layer| layer.layer);
         let (Some(drill), Some(layer)) = (scrub.drill.as_mut(), layer) else { return };
@@ -168,7 +168,7 @@ impl Conductor {
                 drill.asks = Asks::Confirm(judgement);
                 let (range, targets) = (judgement.range, judgement.bad());
                 let job = Job::Compare { layer, range, source, targets };
-                self.give(JobFor::Scrub(attempt, Step::Drill), job);
+                self.desk.give(JobFor::Scrub(attempt, Step::Drill), job);
             }
             (Asks::Confirm(judgement), JobResult::Compared { parts: 0 }) => {
                 self.found(attempt, &judgement, Mend::Repaired);

@@ -32,7 +32,7 @@ impl Conductor {
         if self.is_noted(range) || self.scrubs.spots.len() >= SPOTS_MAX {
             return;
         }
-        self.log(format!(
+        self.desk.log(format!(
             "replica {}: blocks at {} {what} and are to be repaired",
             self.name(member),
             range.offset
@@ -65,7 +65,7 @@ impl Conductor {
             } else if !self.scrubs.needed.has(member) {
                 // Each read of a further bad block comes here.
                 self.scrubs.needed = self.scrubs.needed.with(member);
-                self.log(format!("replica {} is needed, though {why}", self.name(member)));
+                self.desk.log(format!("replica {} is needed, though {why}", self.name(member)));
             }
         }
     }
@@ -76,7 +76,7 @@ impl Conductor {
         for finding in &scrub.status.findings {
             let Finding { replica, layer, range, mend, .. } = finding;
             let layer = if layer.is_empty() { "the head" } else { layer };
-            self.log(format!(
+            self.desk.log(format!(
                 "replica {replica}, {layer}, {} bytes at {}: {mend:?}",
                 range.len, range.offset
             ));
