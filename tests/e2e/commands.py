@@ -430,6 +430,57 @@ def full_disk(host):
     shown("status says that writes wait for space, and no more once there is some")
 
 
+def out_of_full_disk(host):
+    """The only replica lies on a disk that is full: whoever is held up by that is told what to do, and it helps."""
+    if not device_of_kernel():
+        return skip("out_of_full_disk", "no device can be made here")
+    disk, place, volume = os.path.join(host.root, "small.img"), os.path.join(host.root, "small"), host.name("way")
+    os.mkdir(place)
+    with open(disk, "wb") as file:
+        file.truncate(200 << 20)
+    subprocess.run(["mkfs.ext4", "-q", disk], check=True)
+    if subprocess.run(["mount", "-o", "loop", disk, place], capture_output=True).returncode != 0:
+        return skip("out_of_full_disk", "no loop device can be mounted here")
+    replica, elsewhere = os.path.join(place, "replica"), f"replica add {volume} --dir DIR"
+    writer = None
+    try:
+        first = host.up(volume, "--size", "512MiB", "--replicas", "1")
+        host.ctl("replica", "add", volume, "--dir", replica)
+        host.ctl("replica", "rm", volume, first["replicas"][0]["name"])
+
+        def write(at, count):
+            return subprocess.Popen(["dd", "if=/dev/zero", f"of={first['device']}", "bs=1M", f"seek={at}", f"count={count}",
+                                     "oflag=direct"], stderr=subprocess.DEVNULL)
+        expect(write(0, 20).wait() == 0, "a write")
+        host.ctl("snapshot", "create", volume, "s1")
+        expect(write(100, 30).wait() == 0, "a write")
+        host.ctl("snapshot", "create", volume, "s2")
+        stat = os.statvfs(place)
+        subprocess.run(["fallocate", "-l", str(stat.f_bavail * stat.f_frsize - (4 << 20)), os.path.join(place, "ballast")], check=True)
+        host.ctl("snapshot", "rm", volume, "s1")
+        said = refused(host, "snapshot", "purge", volume)
+        expect(f"the disk of {replica} has no room" in said and elsewhere in said, said)
+        said = refused(host, "replica", "add", volume, "--dir", os.path.join(place, "another"))
+        expect("choose another place" in said, said)
+        writer = write(200, 16)
+        wait_for("a word of the full disk", lambda: elsewhere in host.status(volume)["remark"], 30)
+        began = time.monotonic()
+        said = refused(host, "down", volume, "--wait", "2")
+        expect("is in use" in said and "disks of its replicas are full" in said and elsewhere in said, said)
+        expect(time.monotonic() - began < 30 and writer.poll() is None, "it takes too long, or a write was answered")
+        host.ctl("replica", "add", volume)
+        expect(writer.wait(60) == 0, "a write fails though there is space elsewhere")
+        host.ctl("replica", "rm", volume, next(r["name"] for r in host.status(volume)["replicas"] if r["path"] == replica))
+        host.ctl("down", volume)
+    finally:
+        if os.path.exists(os.path.join(place, "ballast")):
+            os.unlink(os.path.join(place, "ballast"))
+        if writer:
+            writer.wait(60)
+        subprocess.run(["umount", "-l", place], check=True)
+    shown("who waits for space is told to take another disk, and need not free any")
+
+
 def killed(host, when, *args):
     """Killed as soon as `when` is true; false if it was through before."""
     command = subprocess.Popen([os.path.join(BIN, "longhornctl"), "--root", host.root, *args],
@@ -723,6 +774,7 @@ def main():
     seen_enough(host)
     unwatched(host)
     full_disk(host)
+    out_of_full_disk(host)
 
 
 main()

@@ -53,7 +53,7 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
     note_who_has_learnt(root, &mut record).await?;
     let is_given = directory.is_some();
     let replica = new_replica(root, &mut record, directory)?;
-    room::check_replica(&replica.directory)?;
+    room::check_replica(volume, &replica.directory, is_given)?;
     room::check_root(root).with_context(|| format!("volume {volume} does not take another replica"))?;
     let mut manager = Manager::ensure(root).await?;
     keep_from_others();

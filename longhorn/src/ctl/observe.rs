@@ -18,6 +18,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use serde::Serialize;
 use tonic::transport::Channel;
 
+use super::room::more_space;
 use crate::next_step;
 
 /// How long an engine may take to say how it fares. It answers from memory.
@@ -27,10 +28,10 @@ pub(super) const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
 const NO_MANAGER: &str = "no instance manager runs";
 
 /// What is said of a volume whose replicas' disks are all full.
-fn no_space(volume: &str) -> String {
+pub(super) fn no_space(volume: &str) -> String {
     format!(
-        "the disks of its replicas are full, and writes wait until there is space again: free or add some there; where the volume has \
-         snapshots, `longhornctl snapshot rm {volume} NAME` and `longhornctl snapshot purge {volume}` may free some, too"
+        "the disks of its replicas are full, and writes wait until there is space again: {}; where the volume has snapshots, `longhornctl snapshot rm {volume} NAME` and `longhornctl snapshot purge {volume}` may free some, too",
+        more_space(volume)
     )
 }
 

@@ -4,15 +4,19 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use control::host::VolumeRecord;
 use control::proto::volume::ReplicaPurge;
 use serde::Serialize;
 
 use super::args::Output;
 use super::engine::with_engine;
 use super::output::print_json;
-use super::{Context, members};
+use super::{Context, members, room};
 use crate::progress::Progress;
 use crate::tell::tell;
+
+/// The system's words for a full disk (`ENOSPC`).
+const NO_SPACE: &str = "No space left on device";
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(200);
@@ -69,12 +73,29 @@ pub(super) async fn run(context: &Context, volume: &str) -> Result<()> {
     let left: Vec<String> =
         views.iter().filter(|v| !v.error.is_empty()).map(|v| format!("{}: {}", v.replica, v.error)).collect();
     if !left.is_empty() {
-        bail!("not everything of volume {volume} was folded: {}", left.join("; "));
+        let next = space_for(&VolumeRecord::load(root, volume)?, &views);
+        bail!("not everything of volume {volume} was folded: {}{next}", left.join("; "));
     }
     if context.output == Output::Table {
         show(volume, &views);
     }
     Ok(())
+}
+
+/// What can be done where a replica's disk had no room for what is folded: where the file system does not share blocks they are there
+/// twice for a moment.
+fn space_for(record: &VolumeRecord, views: &[PurgeView]) -> String {
+    let is_full = |view: &&PurgeView| view.error.contains(NO_SPACE);
+    let full = views.iter().find(is_full).and_then(|view| record.replica(&view.replica));
+    full.map_or_else(String::new, |replica| {
+        format!(
+            ". What is folded is copied before its space comes back, and the disk of {} has no room for that: {}, then `longhornctl \
+             snapshot purge {}` again",
+            replica.directory.display(),
+            room::more_space(&record.name),
+            record.name
+        )
+    })
 }
 
 /// Replicas fold each on its own, and keep the same.

@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use control::host::Root;
+use control::host::{Root, VolumeRecord};
 use lh_block::format_size;
 use nix::sys::statvfs::statvfs;
 
@@ -30,16 +30,37 @@ const FILES: u64 = 32;
 /// The disk's name, how much it has, and how much is needed.
 pub(super) fn check(root: &Root, count: usize) -> Result<()> {
     let need = VOLUME + REPLICA * count as u64;
-    check_free(root.path(), need)
+    check_free(root.path(), need, "choose another place with --root")
         .with_context(|| format!("no volume of {} can be made", counted(count, "replica")))
 }
 
-/// Refuses a replica in this directory, which need not be there yet.
+/// Refuses a replica in this directory, which need not be there yet, and which somebody may have chosen.
 ///
 /// # Errors
 /// As [`check`].
-pub(super) fn check_replica(directory: &Path) -> Result<()> {
-    check_free(directory, REPLICA).context("no replica can be made")
+pub(super) fn check_replica(volume: &str, directory: &Path, is_given: bool) -> Result<()> {
+    let otherwise = match is_given {
+        true => "choose another place".to_owned(),
+        false => format!("put it on another disk: `longhornctl replica add {volume} --dir DIR`"),
+    };
+    check_free(directory, REPLICA, &otherwise).context("no replica can be made")
+}
+
+/// A disk with less is full: a replica keeps as much for itself.
+const FULL: u64 = 1 << 20;
+
+/// What can be done where a disk is full that a replica of the volume lies on; `None`: none is.
+pub(super) fn way_out(record: &VolumeRecord) -> Option<String> {
+    let is_full = |place: &Path| free(place).is_ok_and(|free| free < FULL);
+    let full = record.replicas.iter().find(|replica| is_full(&replica.directory))?;
+    Some(format!("the disk of {} is full: {}", full.directory.display(), more_space(&record.name)))
+}
+
+/// How a volume whose replica's disk is full gets space.
+pub(super) fn more_space(volume: &str) -> String {
+    format!(
+        "free or add some space there, or take another disk with `longhornctl replica add {volume} --dir DIR`"
+    )
 }
 
 /// Refuses to note anything more below a root whose disk is full. It is tried: root may have blocks that file systems tell nobody of,
@@ -56,7 +77,7 @@ pub(super) fn check_root(root: &Root) -> Result<()> {
     let _ = fs::remove_file(&probe);
     match tried {
         Err(e) if e.kind() == io::ErrorKind::StorageFull => bail!(
-            "the disk of {} is full, and what is noted of a replica lies there, wherever the replica does: free some space",
+            "the disk of {} is full, and what is noted of a replica lies there, wherever the replica does: free some space there first",
             root.path().display()
         ),
         tried => tried.with_context(|| probe.display().to_string()),
@@ -72,14 +93,15 @@ pub(super) fn free(place: &Path) -> Result<u64> {
     Ok(stat.blocks_available() * stat.fragment_size())
 }
 
-fn check_free(place: &Path, need: u64) -> Result<()> {
+/// `otherwise`: what to do if no space can be freed.
+fn check_free(place: &Path, need: u64, otherwise: &str) -> Result<()> {
     let existing = place.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     let stat = statvfs(existing).with_context(|| existing.display().to_string())?;
     let free = stat.blocks_available() * stat.fragment_size();
     // Some file systems have no size that they could tell.
     if stat.blocks() > 0 && free < need {
         bail!(
-            "the disk of {} has {} free, and {} are needed to begin with: free some space, or choose another place",
+            "the disk of {} has {} free, and {} are needed to begin with: free some space, or {otherwise}",
             place.display(),
             format_size(free),
             format_size(need)
@@ -88,7 +110,7 @@ fn check_free(place: &Path, need: u64) -> Result<()> {
     // File systems that make them as they are needed tell of none at all.
     if stat.files() > 0 && stat.files_available() < FILES {
         bail!(
-            "the disk of {} has room for {} more files: remove some, or choose another place",
+            "the disk of {} has room for {} more files: remove some, or {otherwise}",
             place.display(),
             stat.files_available()
         );
@@ -104,8 +126,9 @@ mod tests {
     fn what_does_not_fit_is_told_with_its_place_and_both_sizes() {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().join("not/yet");
-        check_free(&place, 4096).unwrap();
-        let said = check_free(&place, 1 << 60).unwrap_err().to_string();
+        check_free(&place, 4096, "").unwrap();
+        let said = check_free(&place, 1 << 60, "look elsewhere").unwrap_err().to_string();
         assert!(said.contains("not/yet has ") && said.contains("are needed"), "{said}");
+        assert!(said.ends_with("free some space, or look elsewhere"), "{said}");
     }
 }

@@ -3,17 +3,17 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use control::host::{LiveDirs, LiveError, Root, VolumeRecord, engine_name};
 use control::manager::{ProcessId, State};
 use control::transport::is_gone;
 use tonic::Code;
 
-use super::Context;
 use super::device::{self, Users};
 use super::grown::note_size;
 use super::manager::Manager;
-use super::observe::{ANSWER_PATIENCE, connect_engine, has_processes, remembered};
+use super::observe::{ANSWER_PATIENCE, connect_engine, has_processes, no_space, remembered};
+use super::{Context, room};
 use crate::device_names::device_of;
 use crate::progress::Progress;
 use crate::tell::tell;
@@ -99,7 +99,8 @@ pub(super) async fn stop(
     match unclean {
         None => Ok(()),
         Some(why) => bail!(
-            "volume {volume} is down, but not flushed ({why}): the next `longhornctl up {volume}` repairs what its replicas may differ by"
+            "volume {volume} is down, but not flushed ({why}): the next `longhornctl up {volume}` repairs what its replicas may differ by{}",
+            room::way_out(record).map_or_else(String::new, |full| format!(". {full}"))
         ),
     }
 }
@@ -189,7 +190,13 @@ async fn shut_down(
         Err(_) => return unasked(),
     };
     if !view.device.is_empty() {
-        device::check_unused(Path::new(&view.device))?;
+        device::check_unused(Path::new(&view.device)).map_err(|used| match view.lacks_space {
+            // Whoever has made a request can neither close the device nor be killed before it is answered.
+            true => {
+                anyhow!("{used}. What waits for a write there ends when that goes on: {}", no_space(volume))
+            }
+            false => used,
+        })?;
     }
     note_size(&context.root, volume, &view)?;
     let process = remembered(&context.root, &engine_name(volume))?.ok().flatten();
@@ -208,7 +215,11 @@ async fn shut_down(
         Err(_) => bail!(
             "volume {volume} is not flushed after {} s{}: see `longhornctl status {volume}`",
             SHUTDOWN_PATIENCE.as_secs(),
-            if view.waiting_for.is_empty() { String::new() } else { format!(" ({})", view.waiting_for) }
+            match (view.lacks_space, view.waiting_for.as_str()) {
+                (true, _) => format!(" ({})", no_space(volume)),
+                (false, "") => String::new(),
+                (false, other) => format!(" ({other})"),
+            }
         ),
     }
 }
