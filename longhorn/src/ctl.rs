@@ -5,6 +5,7 @@ mod activity;
 mod adopt;
 mod all;
 mod args;
+mod beneath;
 mod clone;
 mod complete;
 mod damaged;

@@ -481,6 +481,36 @@ def out_of_full_disk(host):
     shown("who waits for space is told to take another disk, and need not free any")
 
 
+def on_itself(host):
+    """A replica on the volume's own device would wait for itself."""
+    if not device_of_kernel():
+        return skip("on_itself", "no device can be made here")
+    volume, other = host.name("own"), host.name("other")
+    places = {v: os.path.join(host.root, f"on-{v}") for v in (volume, other)}
+    for v, place in places.items():
+        os.mkdir(place)
+        device = host.up(v, "--size", "256MiB", "--replicas", "1")["device"]
+        subprocess.run(["mkfs.ext4", "-q", device], check=True)
+        subprocess.run(["mount", device, place], check=True)
+    try:
+        began = time.monotonic()
+        said = refused(host, "replica", "add", volume, "--dir", os.path.join(places[volume], "replica"))
+        expect(f"/dev/longhorn/{volume}, the volume's own device" in said and "another disk" in said, said)
+        # One may lie on the other's, but not both.
+        replica = host.ctl("replica", "add", volume, "--dir", os.path.join(places[other], "replica")).stdout.strip()
+        said = refused(host, "replica", "add", other, "--dir", os.path.join(places[volume], "replica"))
+        expect(f"lies on volume {volume}, which lies on volume {other} itself" in said, said)
+        expect(time.monotonic() - began < 60, "it is tried first")
+        expect([len(host.status(v)["replicas"]) for v in (volume, other)] == [2, 1], "it has a replica that lies on itself")
+        host.ctl("replica", "rm", volume, replica)
+    finally:
+        for place in places.values():
+            subprocess.run(["umount", place], check=False)
+    for v in places:
+        host.ctl("down", v)
+    shown("no replica lies on its own volume's device, nor on a volume that does")
+
+
 def killed(host, when, *args):
     """Killed as soon as `when` is true; false if it was through before."""
     command = subprocess.Popen([os.path.join(BIN, "longhornctl"), "--root", host.root, *args],
@@ -775,6 +805,7 @@ def main():
     unwatched(host)
     full_disk(host)
     out_of_full_disk(host)
+    on_itself(host)
 
 
 main()

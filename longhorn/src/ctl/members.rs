@@ -21,7 +21,7 @@ use super::manager::Manager;
 use super::observe::{ReplicaView, ask_engine, observe};
 use super::output::{counted, print, print_json};
 use super::remove::tell_left;
-use super::{delete, engine, interrupt, lock, place, room, start};
+use super::{beneath, delete, engine, interrupt, lock, place, room, start};
 use crate::daemon::keep_from_others;
 use crate::progress::Progress;
 use crate::sentence::sentence;
@@ -53,6 +53,7 @@ pub(super) async fn add(context: &Context, volume: &str, directory: Option<PathB
     note_who_has_learnt(root, &mut record).await?;
     let is_given = directory.is_some();
     let replica = new_replica(root, &mut record, directory)?;
+    beneath::check(root, volume, &replica.directory)?;
     room::check_replica(volume, &replica.directory, is_given)?;
     room::check_root(root).with_context(|| format!("volume {volume} does not take another replica"))?;
     let mut manager = Manager::ensure(root).await?;
