@@ -1,20 +1,24 @@
 //! `longhorn replica`: one replica's directory, served to its engine.
 
+use std::fs::File;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use control::chain::Layer;
 use control::front::Front;
 use control::host::{MapKey, SNAPSHOT_COUNT, control_socket_beside, make_socket_directory, unfinished_copy};
+use control::manager::is_launched;
 use control::replica::{FoldProgress, HashStatus, ReplicaControl, ReplicaStatus};
 use lh_block::{Address, SNAPSHOTS_MAX};
 use lh_wire::LayerInfo;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
 use replica::serve::{HashOutcome, Mode, Options, ServeError, Status, run as serve};
-use replica::store::{CloneOptions, OpenError, Pace, SnapshotView, clone_snapshot};
+use replica::store::{CloneOptions, Damage, OpenError, Pace, SnapshotView, clone_snapshot, survey};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::GivesUp;
@@ -191,17 +195,24 @@ pub(super) fn run(args: ReplicaArgs) -> Result<()> {
     let fronts = front::fronts(&args.listen, usual, args.tls_dir.as_deref(), args.insecure)?;
     let face = std::thread::Builder::new().name("grpc".into());
     let (name, directory) = (args.replica_instance_name.clone(), args.directory.clone());
+    // Whoever has `longhornctl` start it has it made where it is to be made.
+    let could_make = args.size.is_none() && !is_launched();
     face.spawn(move || match serve_control(&args, &fronts, &status) {
         Ok(()) => status.stop(),
         Err(e) => tracing::error!("signals cannot be heard: {e:#}"),
     })
     .context("a thread for the control socket")?;
+    tell_holder(&directory);
     let served = failed_disk::heed(&name, &directory, LOCK_WAIT)
         .map_err(ServeError::Open)
         .and_then(|()| serve(options));
     served.map_err(|e| {
         failed_disk::remember(&name, &directory, &e);
-        if is_final(&e) { GivesUp(e.to_string()).into() } else { e.into() }
+        let why = match could_make && is_nothing(&e) {
+            true => format!("{e}. With --size, in bytes, it is made here"),
+            false => e.to_string(),
+        };
+        if is_final(&e) { GivesUp(why).into() } else { anyhow!(why) }
     })
 }
 
@@ -229,6 +240,24 @@ fn copy(source: &Path, snapshot: &str, target: &Path) -> Result<()> {
     std::fs::File::open(parent)?.sync_all().with_context(|| parent.display().to_string())?;
     tracing::info!(shared = taken.shared, copied = taken.copied, "the directory is copied");
     Ok(())
+}
+
+/// Says for whom the directory is waited for, if somebody has it: one that is just ending, or one that somebody has to end.
+fn tell_holder(directory: &Path) {
+    let Ok(file) = File::open(directory) else { return };
+    if !matches!(Flock::lock(file, FlockArg::LockSharedNonblock), Err((_, Errno::EWOULDBLOCK))) {
+        return;
+    }
+    // It waits itself for a moment: of who is gone by then nobody need hear.
+    if let Err(held @ OpenError::InUse { .. }) = survey(directory) {
+        tracing::warn!("{held}; it is waited for, {} s at most", LOCK_WAIT.as_secs());
+    }
+}
+
+/// True of a place where no replica is, nor anything else.
+const fn is_nothing(e: &ServeError) -> bool {
+    use OpenError::{Damaged, NoDirectory};
+    matches!(e, ServeError::Open(NoDirectory(_) | Damaged { damage: Damage::NothingHere, .. }))
 }
 
 /// True for what another start would meet again. A directory that is not there may be on a disk that comes back.

@@ -1,0 +1,80 @@
+//! What somebody is told who has met a dead end: why, and what to do.
+
+mod host;
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use host::Host;
+use serde_json::Value;
+
+const LONGHORN: &str = env!("CARGO_BIN_EXE_longhorn");
+
+impl Host {
+    fn up(&self, more: &[&str]) {
+        let usual = ["up", &self.volume, "--size", "16MiB", "--frontend", "none"];
+        self.ok(&[&usual, more].concat());
+    }
+
+    /// Directories of the volume's replicas.
+    fn directories(&self) -> Vec<PathBuf> {
+        let replicas = self.status()["replicas"].as_array().unwrap().clone();
+        replicas.iter().map(|r| r["path"].as_str().unwrap().into()).collect()
+    }
+
+    fn name_of_first(&self) -> String {
+        self.status()["replicas"][0]["name"].as_str().unwrap().to_owned()
+    }
+}
+
+fn said(done: &Output) -> String {
+    String::from_utf8(done.stderr.clone()).unwrap()
+}
+
+/// A replica that is started by hand.
+fn replica(host: &Host, directory: &Path) -> Command {
+    let (key, socket) = (host.path("key"), |name: &str| format!("unix:{}", host.path(name).display()));
+    fs::write(&key, [7; 32]).unwrap();
+    fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let mut command = Command::new(LONGHORN);
+    command.args(["replica", "--volume-name", &host.volume, "--replica-instance-name", "by-hand"]);
+    command.args(["--listen", &socket("c.sock"), "--data-listen", &socket("d.sock"), "--key-file"]);
+    command.arg(key).arg(directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_replica_whose_directory_is_in_use_says_for_whom_it_waits() {
+    let Some(host) = Host::new("inuse") else { return };
+    host.up(&["--replicas", "1"]);
+    let holder = host.status()["replicas"][0]["pid"].as_u64().unwrap();
+    let mut second = Ended(replica(&host, &host.directories()[0]).spawn().unwrap());
+    let lines = BufReader::new(second.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let line =
+        lines.take_while(|line| !line.starts_with("error")).find(|line| line.contains("in use by process"));
+    let line = line.expect("it says for whom it waits");
+    assert!(line.contains(&format!("in use by process {holder} ")) && line.contains("60 s"), "{line}");
+}
+
+#[test]
+fn a_replica_without_a_directory_says_what_makes_one() {
+    let Some(host) = Host::new("nosize") else { return };
+    let (missing, empty) = (host.path("missing"), host.path("empty"));
+    fs::create_dir(&empty).unwrap();
+    for directory in [&missing, &empty] {
+        let done = replica(&host, directory).output().unwrap();
+        assert!(said(&done).lines().last().unwrap().contains("--size"), "{}", said(&done));
+    }
+    assert!(!missing.exists() && fs::read_dir(&empty).unwrap().next().is_none());
+}
