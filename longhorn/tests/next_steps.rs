@@ -78,3 +78,18 @@ fn a_replica_without_a_directory_says_what_makes_one() {
     }
     assert!(!missing.exists() && fs::read_dir(&empty).unwrap().next().is_none());
 }
+
+#[test]
+fn a_volume_that_did_not_come_up_is_salvaged_at_once() {
+    let Some(host) = Host::new("failed") else { return };
+    host.up(&["--replicas", "2"]);
+    host.ok(&["down", &host.volume]);
+    let metas: Vec<PathBuf> = host.directories().iter().map(|d| d.join("volume.meta")).collect();
+    let sound: Vec<Vec<u8>> = metas.iter().map(|meta| fs::read(meta).unwrap()).collect();
+    metas.iter().for_each(|meta| fs::write(meta, "{").unwrap());
+    host.refused(&["up", &host.volume], "can be opened");
+    assert_eq!(host.status()["state"], "detached");
+    fs::write(&metas[0], &sound[0]).unwrap();
+    let salvaged: Value = serde_json::from_str(&host.ok(&["-o", "json", "salvage", &host.volume])).unwrap();
+    assert_eq!(salvaged["status"]["state"], "attached", "{salvaged}");
+}

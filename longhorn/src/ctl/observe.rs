@@ -328,6 +328,12 @@ pub(super) fn has_processes(root: &Root, record: &VolumeRecord) -> Result<bool> 
     Ok(!known.is_empty() || !damaged.is_empty())
 }
 
+/// True if no process of the volume runs or is to be started again: what its manager remembers of them has ended.
+pub(super) fn have_ended(root: &Root, record: &VolumeRecord) -> Result<bool> {
+    let Processes { known, damaged } = Processes::of(root, record)?;
+    Ok(damaged.is_empty() && known.values().all(|p| matches!(p.state, State::Stopped | State::Error)))
+}
+
 /// Where a URI's server listens on TCP: neither NBD nor iSCSI asks there who comes.
 fn open_address(uri: &str) -> Option<String> {
     let (protocol, rest) = uri.split_once("://")?;

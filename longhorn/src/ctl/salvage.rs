@@ -13,9 +13,9 @@ use serde::Serialize;
 
 use super::args::{Output, SalvageArgs};
 use super::decree::{Chosen, Found, carry_out};
-use super::observe::{VolumeView, has_processes};
+use super::observe::{VolumeView, has_processes, have_ended};
 use super::output::{print_json, print_table, table_with_prose};
-use super::{Context, interrupt, lock, up};
+use super::{Context, interrupt, lock, stop, up};
 use crate::progress::Progress;
 use crate::tell::tell;
 
@@ -54,13 +54,17 @@ pub(super) async fn run(context: &Context, args: SalvageArgs) -> Result<()> {
     let volume = &args.volume;
     let (lock, mut record) = lock::volume(root, volume)?;
     record.check_ready()?;
-    if has_processes(root, &record)? {
+    if has_processes(root, &record)? && !have_ended(root, &record)? {
         bail!(
             "volume {volume} is up, or trying: see `longhornctl status {volume}`; to salvage it, stop it first with \
              `longhornctl down {volume}`"
         );
     }
     LiveDirs::default().check_free(volume, root)?;
+    if has_processes(root, &record)? {
+        // What is remembered of an `up` that failed.
+        stop::stop(context, &record, &mut Progress::new(), || ()).await?;
+    }
     let found = Found::of(&record, root)?;
     let chosen = match record.quorum {
         Quorum::Unsafe => choose_nobody(&found, &args),
