@@ -28,6 +28,7 @@ mod manager;
 mod members;
 mod moving;
 mod observe;
+mod only_replica;
 mod output;
 mod place;
 mod purge;

@@ -93,3 +93,21 @@ fn a_volume_that_did_not_come_up_is_salvaged_at_once() {
     let salvaged: Value = serde_json::from_str(&host.ok(&["-o", "json", "salvage", &host.volume])).unwrap();
     assert_eq!(salvaged["status"]["state"], "attached", "{salvaged}");
 }
+
+#[test]
+fn nobody_is_told_to_rebuild_the_only_replica() {
+    let Some(host) = Host::new("only") else { return };
+    host.up(&["--replicas", "1"]);
+    host.ok(&["snapshot", "create", &host.volume, "s1"]);
+    host.ok(&["down", &host.volume]);
+    let directory = host.directories().remove(0);
+    fs::write(directory.join("volume-snap-s1.img.meta"), "{").unwrap();
+    let up = said(&host.run(&["up", &host.volume]));
+    let status = host.status()["replicas"][0]["remark"].as_str().unwrap().to_owned();
+    let salvage = host.run(&["salvage", &host.volume]);
+    let salvage = said(&salvage) + &String::from_utf8_lossy(&salvage.stdout);
+    for text in [up, status, salvage] {
+        assert!(!text.contains("be rebuilt") && text.contains("restore the file"), "{text}");
+        assert!(text.contains("replica export --rescue"), "{text}");
+    }
+}

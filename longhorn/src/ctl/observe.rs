@@ -18,6 +18,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use serde::Serialize;
 use tonic::transport::Channel;
 
+use super::only_replica;
 use super::room::more_space;
 use crate::next_step;
 
@@ -212,6 +213,9 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
     name_what_is_left(&record.name, engine.as_ref(), &damaged, &mut replicas);
     if engine.is_some() {
         name_a_way_back(root, &record.name, &mut replicas);
+    }
+    for replica in &mut replicas {
+        replica.remark = next_step::complete(&only_replica::advice(record, &replica.remark)).into_owned();
     }
     let replicas_run = replicas.iter().any(|r| r.pid.is_some());
     let state = if abandoned { "detached" } else { state_of(process, engine.as_ref()) };

@@ -15,7 +15,7 @@ use super::args::{Output, SalvageArgs};
 use super::decree::{Chosen, Found, carry_out};
 use super::observe::{VolumeView, has_processes, have_ended};
 use super::output::{print_json, print_table, table_with_prose};
-use super::{Context, interrupt, lock, stop, up};
+use super::{Context, interrupt, lock, only_replica, stop, up};
 use crate::progress::Progress;
 use crate::tell::tell;
 
@@ -171,7 +171,7 @@ impl SalvageView {
             let (verdict, reason) = match found.decision.of(place) {
                 Some(Verdict::Sure) => ("sure", String::new()),
                 Some(Verdict::Unsure(why)) => ("unsure", why.clone()),
-                Some(Verdict::Unusable(why)) => ("unusable", why.clone()),
+                Some(Verdict::Unusable(why)) => ("unusable", only_replica::advice(record, why)),
                 None => ("unusable", "it was not looked at".to_owned()),
             };
             let survey = found.surveys[place].as_ref().ok();

@@ -15,6 +15,7 @@ use replica::store::OpenError;
 
 use super::manager::Manager;
 use super::observe::{VolumeView, ask_engine, connect_engine, observe};
+use super::only_replica::advice;
 use super::{adopt, lock};
 use crate::arguments::{Checksum, Frontend, Quorum};
 use crate::daemon::{ControllerArgs, ControllerFlags, ReplicaArgs, ReplicaFlags};
@@ -195,7 +196,9 @@ async fn wait_for_replicas(
         tokio::time::sleep(LOOK).await;
     }
     match reason {
-        Some(reason) if open == 0 => bail!("no replica of volume {} can be opened: {reason}", record.name),
+        Some(reason) if open == 0 => {
+            bail!("no replica of volume {} can be opened: {}", record.name, advice(record, &reason))
+        }
         _ => Ok(seen),
     }
 }
@@ -291,7 +294,8 @@ pub(super) async fn wait_until_usable(
             |r: &ReplicaRecord| before.failure(&r.name, processes.get(&r.name)?.status.as_ref()?);
         // An engine that was started again, as after a reboot, waits for replicas whatever became of them.
         if let Some(reasons) = record.replicas.iter().map(of_replica).collect::<Option<Vec<_>>>() {
-            bail!("no replica of volume {} can be opened: {}", record.name, reasons.join("; "));
+            let reasons = advice(record, &reasons.join("; "));
+            bail!("no replica of volume {} can be opened: {reasons}", record.name);
         }
         match processes.get(&engine).and_then(|p| p.status.as_ref()) {
             None => bail!("volume {} was stopped by another command", record.name),
