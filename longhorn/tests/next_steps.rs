@@ -111,3 +111,55 @@ fn nobody_is_told_to_rebuild_the_only_replica() {
         assert!(text.contains("replica export --rescue"), "{text}");
     }
 }
+
+#[test]
+fn a_revert_says_which_snapshots_still_have_what_it_took_back() {
+    let Some(host) = Host::new("revert") else { return };
+    host.up(&["--replicas", "1"]);
+    let take = |name: &str| host.ok(&["snapshot", "create", &host.volume, name]);
+    let revert = |name: &str| said(&host.run(&["snapshot", "revert", &host.volume, name]));
+    take("s1");
+    let alone = revert("s1");
+    assert!(alone.contains("what it had since is gone"), "{alone}");
+    take("s2");
+    take("s3");
+    let text = revert("s1");
+    assert!(
+        text.contains("up to s3 is kept in its snapshots") && text.contains("what came after s3 is gone"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_replica_that_is_given_by_its_place_is_named() {
+    let Some(host) = Host::new("place") else { return };
+    host.up(&["--replicas", "2"]);
+    let (name, directory) = (host.name_of_first(), host.directories().remove(0));
+    let address = host.status()["replicas"][0]["address"].as_str().unwrap().to_owned();
+    for given in [directory.to_str().unwrap(), &address] {
+        for word in ["rm", "rebuild"] {
+            host.refused(
+                &["replica", word, &host.volume, given],
+                &format!("replica {word} {} {name}`", host.volume),
+            );
+        }
+    }
+    host.refused(&["replica", "rm", &host.volume, "/nowhere"], "replica ls");
+    assert_eq!(host.directories().len(), 2);
+}
+
+#[test]
+fn a_volume_that_is_stopped_before_all_are_in_sync_says_what_becomes_of_them() {
+    let Some(host) = Host::new("behind") else { return };
+    host.up(&["--replicas", "2"]);
+    let quiet = said(&host.run(&["down", &host.volume]));
+    assert!(!quiet.contains("in sync"), "{quiet}");
+    host.up(&[]);
+    let (name, directory) = (host.name_of_first(), host.directories().remove(0));
+    fs::rename(&directory, host.path("aside")).unwrap();
+    fs::write(&directory, "in its way").unwrap();
+    host::kill_9(host::pid(&host.status()["replicas"][0]["pid"]));
+    host.wait("it is out", |status| status["replicas"][0]["mode"] == "ERR");
+    let text = said(&host.run(&["down", &host.volume]));
+    assert!(text.contains(&format!("{name} is not in sync")) && text.contains("once it is up"), "{text}");
+}

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use lh_block::REPLICAS_MAX;
+use lh_block::{NameError, REPLICAS_MAX};
 use serde::Serialize;
 
 use super::host_path::{data_path, disk_path};
@@ -335,6 +335,11 @@ pub(super) enum ImageFormat {
     Qcow2,
 }
 
+/// A replica's name; or a path or an address, of which it is said then which replica is there.
+fn replica_or_its_place(text: &str) -> Result<String, NameError> {
+    if text.contains('/') { Ok(text.to_owned()) } else { process_name(text) }
+}
+
 /// `VOLUME[@SNAPSHOT]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CloneSource {
@@ -464,7 +469,7 @@ pub(super) enum ReplicaCommand {
         #[arg(value_parser = volume_name)]
         volume: String,
         /// Name of the replica
-        #[arg(value_parser = process_name)]
+        #[arg(value_parser = replica_or_its_place)]
         replica: String,
     },
     /// Bring a replica in sync anew
@@ -474,7 +479,7 @@ pub(super) enum ReplicaCommand {
         #[arg(value_parser = volume_name)]
         volume: String,
         /// Name of the replica
-        #[arg(value_parser = process_name)]
+        #[arg(value_parser = replica_or_its_place)]
         replica: String,
     },
     /// Write the bytes of a replica directory, Longhorn's or ours, to a file; no engine is needed

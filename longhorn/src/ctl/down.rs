@@ -50,8 +50,19 @@ pub(super) async fn run(context: &Context, volume: &str, args: &DownArgs) -> Res
         }
         Output::Table => {
             tell!("{volume} is down; its data stays: longhornctl up {volume} starts it again");
+            tell_behind(&view);
             Ok(())
         }
+    }
+}
+
+/// Whoever breaks off a rebuild by this is told that it is not lost.
+fn tell_behind(view: &VolumeView) {
+    let (in_sync, behind): (Vec<_>, Vec<_>) = view.replicas.iter().partition(|replica| replica.mode == "RW");
+    let names: Vec<&str> = behind.iter().map(|replica| replica.name.as_str()).collect();
+    if !in_sync.is_empty() && !names.is_empty() {
+        let are = if names.len() == 1 { "is" } else { "are" };
+        tell!("{} {are} not in sync, and brought in sync once it is up", names.join(", "));
     }
 }
 

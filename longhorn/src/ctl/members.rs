@@ -319,7 +319,7 @@ async fn wait_until_in_sync(
 
 pub(super) async fn rebuild(context: &Context, volume: &str, name: &str) -> Result<()> {
     let record = VolumeRecord::load(&context.root, volume)?;
-    check_known(&record, name)?;
+    check_known(&context.root, &record, name, "rebuild")?;
     let mut engine = connect(&context.root, volume).await?;
     let mut progress = Progress::of_bytes("bringing it in sync");
     let asked = engine.replica_rebuild(ReplicaName { name: name.to_owned() }).await;
@@ -332,7 +332,7 @@ pub(super) async fn rebuild(context: &Context, volume: &str, name: &str) -> Resu
 pub(super) async fn remove(context: &Context, volume: &str, name: &str) -> Result<()> {
     let root = &context.root;
     let (_lock, mut record) = lock::volume(root, volume)?;
-    let replica = check_known(&record, name)?;
+    let replica = check_known(root, &record, name, "rm")?;
     let mut engine = connect(root, volume).await?;
     check_none_is_left(root, &record, Some(name)).await?;
     // Who ends its process is there before the engine lets it go.
@@ -358,11 +358,16 @@ pub(super) async fn remove(context: &Context, volume: &str, name: &str) -> Resul
     Ok(())
 }
 
-fn check_known(record: &VolumeRecord, name: &str) -> Result<ReplicaRecord> {
-    match record.replica(name) {
-        Some(replica) => Ok(replica.clone()),
-        None => {
-            bail!("volume {} has no replica {name}: `longhornctl replica ls {0}` lists them", record.name)
+/// `word`: what is to be done with it.
+fn check_known(root: &Root, record: &VolumeRecord, name: &str, word: &str) -> Result<ReplicaRecord> {
+    let volume = &record.name;
+    match (record.replica(name), place::replica_at(root, record, name)) {
+        (Some(replica), _) => Ok(replica.clone()),
+        (None, Some(there)) => {
+            bail!("{name} is where replica {0} is: `longhornctl replica {word} {volume} {0}`", there.name)
+        }
+        (None, None) => {
+            bail!("volume {volume} has no replica {name}: `longhornctl replica ls {volume}` lists them")
         }
     }
 }

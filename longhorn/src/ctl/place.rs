@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use control::host::{Root, VolumeRecord};
+use control::host::{ReplicaRecord, Root, VolumeRecord};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
@@ -96,6 +96,22 @@ pub(super) fn volume_of(root: &Root, directory: &Path) -> Option<String> {
     VolumeRecord::list(root).ok()?.into_iter().find(is_its)
 }
 
+/// The replica that has this directory, or listens at this address, as `replica ls` prints them.
+pub(super) fn replica_at<'a>(
+    root: &Root,
+    record: &'a VolumeRecord,
+    place: &str,
+) -> Option<&'a ReplicaRecord> {
+    let directory = resolved(Path::new(place));
+    let is_at = |replica: &&ReplicaRecord| {
+        resolved(&replica.directory) == directory
+            || place
+                .strip_prefix("unix:")
+                .is_some_and(|path| Path::new(path) == root.data_socket(&replica.name))
+    };
+    record.replicas.iter().find(is_at)
+}
+
 /// Without symbolic links as far as it is there.
 fn resolved(path: &Path) -> PathBuf {
     let mut missing = PathBuf::new();
@@ -118,8 +134,6 @@ fn resolved(path: &Path) -> PathBuf {
 mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
-
-    use control::host::ReplicaRecord;
 
     use super::*;
 

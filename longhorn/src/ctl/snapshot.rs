@@ -164,20 +164,37 @@ pub(super) async fn revert(context: &Context, volume: &str, name: &str) -> Resul
         if let Some(device) = &view.device {
             device::check_unused(Path::new(device))?;
         }
+        let kept = last_before_head(&snapshots(context, record).await?, name);
         let mut engine = ControllerServiceClient::new(reach(root, volume).await?);
         progress.say("reverting every replica");
         let asked = engine.volume_revert(ptypes::VolumeRevertRequest { name: name.to_owned() }).await;
         asked.with_context(|| format!("volume {volume} is as it was"))?;
-        snapshots(context, record).await
+        Ok((snapshots(context, record).await?, kept))
     });
-    let snapshots = done.await?;
+    let (snapshots, kept) = done.await?;
     match context.output {
         Output::Json => print_json(&snapshots),
         Output::Table => {
-            tell!("{volume} has the bytes of {name}; what it had since is gone");
+            match kept {
+                None => tell!("{volume} has the bytes of {name}; what it had since is gone"),
+                Some(last) => tell!(
+                    "{volume} has the bytes of {name}; what it had since then up to {last} is kept in its snapshots, and what came after {last} \
+                     is gone"
+                ),
+            }
             Ok(())
         }
     }
+}
+
+/// The snapshot that has most of what the volume holds now, if that is a later one than `name`. What is marked as removed may go.
+fn last_before_head(snapshots: &[SnapshotView], name: &str) -> Option<String> {
+    let find = |name: &str| snapshots.iter().find(|s| s.name == name);
+    let mut last = snapshots.iter().find(|s| s.below_head)?;
+    while last.removed && last.name != name {
+        last = find(&last.parent)?;
+    }
+    (last.name != name).then(|| last.name.clone())
 }
 
 pub(super) async fn export(
