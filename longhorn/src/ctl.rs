@@ -69,8 +69,8 @@ use crate::sentence::sentence;
 use crate::tell::tell;
 use crate::{limits, next_step, signals};
 use args::{
-    CheckCommand, Command, ExportCommand, InstallCommand, Output, ReplicaCommand, SnapshotCommand,
-    TrimCommand, UpCommand,
+    CheckCommand, Command, ExportCommand, ImageFormat, InstallCommand, Output, ReplicaCommand,
+    SnapshotCommand, TrimCommand, UpCommand,
 };
 use down::How;
 use snapshot::NewSnapshot;
@@ -187,6 +187,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
                 diff::run(context, &volume, from.then(|| names[0].as_str()), to).await
             }
             SnapshotCommand::Export { format, volume, name, file } => {
+                let format = ImageFormat::of_file(format, &file);
                 snapshot::export(context, &volume, &name, format, &file).await
             }
         },

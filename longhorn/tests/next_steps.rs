@@ -149,6 +149,22 @@ fn a_replica_that_is_given_by_its_place_is_named() {
 }
 
 #[test]
+fn a_file_called_qcow2_is_one() {
+    let Some(host) = Host::new("suffix") else { return };
+    host.up(&["--replicas", "1"]);
+    host.ok(&["snapshot", "create", &host.volume, "s1"]);
+    let is_qcow2 = |file: &str, more: &[&str]| {
+        let path = host.path(file);
+        let words = ["snapshot", "export", &host.volume, "s1", path.to_str().unwrap()];
+        host.ok(&[&words, more].concat());
+        fs::read(&path).unwrap().starts_with(b"QFI\xfb")
+    };
+    assert!(is_qcow2("a.qcow2", &[]) && is_qcow2("a.QCOW2", &[]));
+    assert!(!is_qcow2("a.img", &[]) && !is_qcow2("qcow2", &[]));
+    assert!(!is_qcow2("b.qcow2", &["--format", "raw"]) && is_qcow2("b.img", &["--format", "qcow2"]));
+}
+
+#[test]
 fn a_volume_that_is_stopped_before_all_are_in_sync_says_what_becomes_of_them() {
     let Some(host) = Host::new("behind") else { return };
     host.up(&["--replicas", "2"]);

@@ -3,7 +3,7 @@
 mod as_longhorn;
 mod examples;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -335,6 +335,14 @@ pub(super) enum ImageFormat {
     Qcow2,
 }
 
+impl ImageFormat {
+    /// What was asked for; if nothing was, what the file's name says: who opens it by that would take its first bytes for a header.
+    pub(super) fn of_file(asked: Option<Self>, file: &Path) -> Self {
+        let is_qcow2 = file.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("qcow2"));
+        asked.unwrap_or(if is_qcow2 { Self::Qcow2 } else { Self::Raw })
+    }
+}
+
 /// A replica's name; or a path or an address, of which it is said then which replica is there.
 fn replica_or_its_place(text: &str) -> Result<String, NameError> {
     if text.contains('/') { Ok(text.to_owned()) } else { process_name(text) }
@@ -429,9 +437,9 @@ pub(super) enum SnapshotCommand {
     /// Write a snapshot's bytes to a file, holes as holes
     #[command(after_help = SNAPSHOT_EXPORT_HELP)]
     Export {
-        /// What the file is
-        #[arg(long, value_enum, default_value_t = ImageFormat::Raw)]
-        format: ImageFormat,
+        /// What the file is [default: qcow2 if its name ends so, else raw]
+        #[arg(long, value_enum)]
+        format: Option<ImageFormat>,
         /// Name of the volume
         #[arg(value_parser = volume_name)]
         volume: String,
@@ -492,9 +500,9 @@ pub(super) enum ReplicaCommand {
 pub(super) struct ReplicaExportArgs {
     /// The replica's directory, which no process uses
     pub directory: PathBuf,
-    /// What the file is
-    #[arg(long, value_enum, default_value_t = ImageFormat::Raw)]
-    pub format: ImageFormat,
+    /// What the file is [default: qcow2 if its name ends so, else raw]
+    #[arg(long, value_enum)]
+    pub format: Option<ImageFormat>,
     /// As of this snapshot, not as of the end
     #[arg(long, value_parser = known_snapshot, value_name = "NAME")]
     pub snapshot: Option<String>,

@@ -61,9 +61,10 @@ struct DoubtView {
 
 pub(super) fn export(context: &Context, args: &ReplicaExportArgs) -> Result<()> {
     let snapshot = args.snapshot.as_deref();
+    let format = ImageFormat::of_file(args.format, &args.file);
     if args.rescue {
         let view = SnapshotView::rescue(&args.directory, snapshot)?;
-        return write_out(context, &view, args.format, &args.file);
+        return write_out(context, &view, format, &args.file);
     }
     let view = SnapshotView::open(&args.directory, snapshot).map_err(|err| match err {
         OpenError::Damaged { .. } => anyhow!("{err}; with --rescue what can be read all the same is taken"),
@@ -78,7 +79,7 @@ pub(super) fn export(context: &Context, args: &ReplicaExportArgs) -> Result<()> 
         },
         err => err.into(),
     })?;
-    write_out(context, &view, args.format, &args.file)
+    write_out(context, &view, format, &args.file)
 }
 
 /// Writes the view's bytes to a file, which is replaced only when everything is in it.
@@ -118,7 +119,8 @@ pub(super) fn write_out(
         let doubts = doubts.map(|doubts| doubts.iter().map(doubt_view).collect());
         return print_json(&ExportView { file, format, size, doubts });
     }
-    tell!("{} holds {}", file.display(), format_size(size));
+    let kind = if format == ImageFormat::Qcow2 { ", as qcow2" } else { "" };
+    tell!("{} holds {}{kind}", file.display(), format_size(size));
     if let Some(doubts) = doubts {
         print_doubts(&doubts, size);
     }

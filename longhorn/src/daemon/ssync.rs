@@ -69,7 +69,9 @@ fn place(text: &str) -> Result<Place, String> {
     if text.starts_with("unix:") {
         return unix_address(text).map(Place::Unix);
     }
-    text.parse().map(Place::Tcp).map_err(|_| format!("{text:?} is neither unix:PATH nor ADDRESS:PORT"))
+    // As addresses are written elsewhere.
+    let address = text.strip_prefix("tcp:").unwrap_or(text);
+    address.parse().map(Place::Tcp).map_err(|_| format!("{text:?} is neither unix:PATH nor ADDRESS:PORT"))
 }
 
 /// Both directions of a connection, each with a buffer.
@@ -158,4 +160,18 @@ fn send(file: &std::path::Path, mut stream: impl Read + Write) -> Result<()> {
     drop(progress);
     tell!("{}: {} of {} sent", file.display(), format_size(done.sent), format_size(done.held));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_taken_as_it_is_written_elsewhere() {
+        let address = Place::Tcp(([10, 0, 0, 2], 9999).into());
+        assert_eq!(place("10.0.0.2:9999"), Ok(address.clone()));
+        assert_eq!(place("tcp:10.0.0.2:9999"), Ok(address));
+        assert_eq!(place("unix:/run/copy.sock"), Ok(Place::Unix("/run/copy.sock".into())));
+        assert!(place("tcp:unix:/run/copy.sock").is_err() && place("tcp:").is_err());
+    }
 }

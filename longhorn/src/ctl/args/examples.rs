@@ -236,7 +236,7 @@ which stays.";
 pub(super) const SNAPSHOT_EXPORT_HELP: &str = "\
 Examples:
   longhornctl snapshot export demo before-upgrade demo.img
-  longhornctl snapshot export --format qcow2 demo before-upgrade demo.qcow2";
+  longhornctl snapshot export demo before-upgrade demo.qcow2";
 
 pub(super) const REPLICA_ADD_HELP: &str = "\
 Examples:
