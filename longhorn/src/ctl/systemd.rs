@@ -84,12 +84,28 @@ pub(super) fn install(root: &Root, args: &SystemdArgs) -> Result<()> {
     // All at once: they belong together, whatever becomes of the output.
     print(&written)?;
     tell!(
-        "\nTo start volumes with the host from now on:\n\
-         \x20 systemctl daemon-reload && udevadm control --reload && systemctl enable --now longhorn-volumes\n\
+        "\n{}\n\
          For /etc/fstab:\n\
-         \x20 /dev/longhorn/VOLUME /mnt/VOLUME ext4 _netdev,nofail,x-systemd.requires=longhorn-volume@VOLUME.service 0 2"
+         \x20 /dev/longhorn/VOLUME /mnt/VOLUME ext4 _netdev,nofail,x-systemd.requires=longhorn-volume@VOLUME.service 0 2",
+        next(args.into.as_deref(), Path::new(BOOTED).is_dir())
     );
     Ok(())
+}
+
+/// What has the host start volumes whose files these are: another one's, or one that systemd does not run, has none that could be told.
+fn next(into: Option<&Path>, is_booted: bool) -> String {
+    match (into, is_booted) {
+        (Some(top), _) => format!(
+            "To have volumes started by the host whose files these are:\n  systemctl --root {} enable longhorn-volumes",
+            top.display()
+        ),
+        (None, true) => "To start volumes with the host from now on:\n  \
+             systemctl daemon-reload && udevadm control --reload && systemctl enable --now longhorn-volumes"
+            .to_owned(),
+        (None, false) => "systemd does not run this host now, and nothing is started. For when it does:\n  \
+             systemctl enable longhorn-volumes"
+            .to_owned(),
+    }
 }
 
 /// The files with this program's own place and this root in them.
@@ -190,6 +206,19 @@ mod tests {
         assert!(files[0].1.contains("instance-manager --take-over --root /srv/longhorn\n"), "{}", files[0].1);
         assert!(files[1].1.contains("longhornctl --root /srv/longhorn up --all\n"), "{}", files[1].1);
         assert!(super::files(&Root::unresolved(Path::new("/srv/long horn"))).is_err());
+    }
+
+    #[test]
+    fn nobody_is_told_to_do_what_cannot_be_done_here() {
+        let live = next(None, true);
+        assert!(live.contains("daemon-reload") && live.contains("enable --now"), "{live}");
+        for (into, is_booted, enable) in [
+            (None, false, "systemctl enable longhorn-volumes"),
+            (Some(Path::new("/mnt/image")), true, "systemctl --root /mnt/image enable longhorn-volumes"),
+        ] {
+            let said = next(into, is_booted);
+            assert!(said.ends_with(enable) && !said.contains("reload"), "{said}");
+        }
     }
 
     #[test]
