@@ -194,9 +194,7 @@ fn tell(context: &Context, volume: &str, view: ScrubView, judge: bool) -> Result
     if judge && left > 0 {
         let next = match view.repair {
             false => format!("`longhornctl scrub {volume} --repair --wait` repairs what has a sound copy"),
-            true => {
-                format!("`longhornctl replica rebuild {volume} REPLICA` makes a replica anew from the others")
-            }
+            true => after_repair(volume, &view.findings),
         };
         bail!("{left} blocks of volume {volume} are wrong: {next}");
     }
@@ -208,6 +206,22 @@ fn tell(context: &Context, volume: &str, view: ScrubView, judge: bool) -> Result
         ));
     }
     Ok(())
+}
+
+/// What can be done about what a repair has left. A rebuild from the others is an answer only where one of them is known to be right.
+fn after_repair(volume: &str, findings: &[FindingView]) -> String {
+    let is_any = |words: &[&str]| findings.iter().any(|finding| words.contains(&finding.done.as_str()));
+    if is_any(&["unsure", "conflict"]) {
+        return format!(
+            "nobody knows which replica is right, and a rebuild would make one like the others, be they right or not. With the volume down, \
+             `longhornctl replica export DIR FILE` takes what each one holds; once you know, `longhornctl replica rebuild {volume} REPLICA` \
+             makes those anew that are wrong"
+        );
+    }
+    if is_any(&["no_source"]) && !is_any(&["failed"]) {
+        return "no replica has a sound copy of them, and no rebuild makes one: write what is there anew, from a backup for example".to_owned();
+    }
+    format!("`longhornctl replica rebuild {volume} REPLICA` makes a replica anew from the others")
 }
 
 fn in_words(done: &str) -> &str {
@@ -232,6 +246,21 @@ mod tests {
         assert_eq!(view.notes, ["a was not compared: `longhornctl snapshot purge demo` folds it everywhere"]);
         let refused = named(Status::failed_precondition("first `longhornctl up VOLUME`"), "demo");
         assert_eq!(refused.message(), "first `longhornctl up demo`");
+    }
+
+    #[test]
+    fn a_rebuild_is_proposed_where_it_helps() {
+        let finding =
+            |done: &str| FindingView::from(ScrubFinding { done: done.into(), ..ScrubFinding::default() });
+        let next = |done: &[&str]| after_repair("demo", &done.iter().map(|d| finding(d)).collect::<Vec<_>>());
+        for left in [&["unsure"][..], &["repaired", "conflict"], &["failed", "unsure"]] {
+            let next = next(left);
+            assert!(next.contains("nobody knows which") && next.contains("replica export"), "{next}");
+        }
+        assert!(next(&["no_source", "repaired"]).contains("no rebuild"));
+        for left in [&[][..], &["failed"], &["failed", "no_source"]] {
+            assert!(next(left).starts_with("`longhornctl replica rebuild demo REPLICA`"), "{}", next(left));
+        }
     }
 
     /// By its source it is known that nobody has refused anything.
