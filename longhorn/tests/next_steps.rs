@@ -54,6 +54,7 @@ impl Drop for Ended {
     }
 }
 
+/// It waits, for what may be a process that is just ending; who looks on sees for whom.
 #[test]
 fn a_replica_whose_directory_is_in_use_says_for_whom_it_waits() {
     let Some(host) = Host::new("inuse") else { return };
@@ -79,6 +80,7 @@ fn a_replica_without_a_directory_says_what_makes_one() {
     assert!(!missing.exists() && fs::read_dir(&empty).unwrap().next().is_none());
 }
 
+/// The instance manager remembers what has ended. Nothing runs, as `status` says, and nobody has to stop it first.
 #[test]
 fn a_volume_that_did_not_come_up_is_salvaged_at_once() {
     let Some(host) = Host::new("failed") else { return };
@@ -94,6 +96,7 @@ fn a_volume_that_did_not_come_up_is_salvaged_at_once() {
     assert_eq!(salvaged["status"]["state"], "attached", "{salvaged}");
 }
 
+/// There is none from which it could be rebuilt.
 #[test]
 fn nobody_is_told_to_rebuild_the_only_replica() {
     let Some(host) = Host::new("only") else { return };
@@ -164,6 +167,19 @@ fn a_file_called_qcow2_is_one() {
     assert!(!is_qcow2("b.qcow2", &["--format", "raw"]) && is_qcow2("b.img", &["--format", "qcow2"]));
 }
 
+#[test]
+fn each_column_of_what_becomes_of_all_volumes_has_a_name() {
+    let Some(host) = Host::new("all") else { return };
+    host.up(&["--replicas", "1"]);
+    let printed = host.ok(&["up", "--all"]);
+    let head: Vec<&str> = printed.lines().next().unwrap().split_whitespace().collect();
+    assert_eq!(head, ["VOLUME", "STATE", "ENDPOINT"], "{printed}");
+    let printed = host.ok(&["down", "--all"]);
+    let row: Vec<&str> = printed.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(row, [host.volume.as_str(), "down"], "{printed}");
+}
+
+/// It is not in sync by being down.
 #[test]
 fn a_volume_that_is_stopped_before_all_are_in_sync_says_what_becomes_of_them() {
     let Some(host) = Host::new("behind") else { return };

@@ -106,7 +106,7 @@ fn show(context: &Context, outcomes: &[Outcome], wanted: &str) -> Result<()> {
         Output::Json => print_json(&outcomes)?,
         Output::Table if outcomes.is_empty() => {}
         Output::Table => {
-            let mut rows = table_with_prose(&["VOLUME", "", "ENDPOINT", ""], &[3]);
+            let mut rows = table_with_prose(&["VOLUME", "STATE", "ENDPOINT", ""], &[3]);
             for o in outcomes {
                 let endpoint = o.status.as_ref().map_or("", |view| view.endpoint.as_str());
                 rows.add_row([o.volume.as_str(), if o.done { wanted } else { "failed" }, endpoint, &o.error]);

@@ -133,7 +133,8 @@ fn fill(view: &SnapshotView, record: &VolumeRecord, snapshot: &str, between: imp
         make_parent(&replica.directory)?;
         let taken = clone_snapshot(view, &replica.directory, &options, &Pace::new(0), &mut |done, of| {
             between();
-            progress.at(number * of + done, count * of);
+            // All of it are the volume's bytes, which each replica gets.
+            progress.at((number * of + done) / count, of);
         })?;
         sum.shared += taken.shared;
         sum.copied += taken.copied;
