@@ -183,3 +183,22 @@ fn a_directory_that_several_commands_import_at_once_is_one_volumes() {
     });
     assert!(met, "no two have looked at once");
 }
+
+/// What it lacks nobody knows; the others are whole without it.
+#[test]
+fn a_directory_that_is_half_rebuilt_is_left_out_unless_it_is_to_count() {
+    let place = tempfile::tempdir().unwrap();
+    let [first, second] =
+        ["one", "two"].map(|name| unpack_of("replica-simple", place.path(), name).join("replica"));
+    let meta = second.join("volume.meta");
+    let text = fs::read_to_string(&meta).unwrap();
+    let half = text.replace("\"Rebuilding\":false", "\"Rebuilding\":true");
+    assert_ne!(half, text);
+    fs::write(&meta, &half).unwrap();
+    let said = import(place.path(), "wrong", &[&second, &first]);
+    assert!(!said.ok && said.text.contains("being rebuilt"), "{}", said.text);
+    let said = import(place.path(), "half", &[&first, &second]);
+    let told = ["is left out", second.to_str().unwrap(), "replica add half", "made of 1 replica "];
+    assert!(said.ok && told.iter().all(|words| said.text.contains(words)), "{}", said.text);
+    assert_eq!(fs::read_to_string(&meta).unwrap(), half, "and is as it was");
+}

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 use control::host::{LiveDirs, ReplicaRecord, VolumeRecord, new_replica_suffix, replica_name};
 use lh_block::format_size;
-use replica::store::SnapshotView;
+use replica::store::{Damage, OpenError, SnapshotView};
 
 use super::args::Output;
 use super::observe::observe;
@@ -41,7 +41,18 @@ pub(super) async fn run(context: &Context, mut record: VolumeRecord, directories
         place::check_apart(root, &directory, what_to_do)?;
         check_own_files(&mut files, &directory)?;
         // Opening it for reading judges everything that opening it for writing would.
-        let size = SnapshotView::open(&directory, None)?.size();
+        let size = match SnapshotView::open(&directory, None) {
+            // What it lacks nobody knows. The first one counts, and no other one can take its place by itself.
+            Err(OpenError::Damaged { damage: Damage::Rebuilding, .. }) if !record.replicas.is_empty() => {
+                tell!(
+                    "{} is left out, since it was being rebuilt and is not whole: once the volume is up, `longhornctl replica add {volume}` \
+                     makes another replica",
+                    directory.display()
+                );
+                continue;
+            }
+            opened => opened?.size(),
+        };
         if record.size != 0 && record.size != size {
             bail!(
                 "{} holds {} and {} {}: replicas of one volume have one size",

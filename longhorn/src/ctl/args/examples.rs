@@ -123,7 +123,8 @@ Where the record of a volume was lost, give the --quorum and the --block-size
 that it had: both are for ever.
 
 Nothing in the directories changes before `up`. If they differ, the first one
-counts and the others are brought in line with it. One that has fewer writes
+counts and the others are brought in line with it; one of these that is half
+rebuilt is left out. One that has fewer writes
 than another by Longhorn's own counters is refused in the first place; where
 there are none, it is said if another one was written later.";
 
