@@ -417,7 +417,16 @@ def full_disk(host):
         done = subprocess.run([*ctl, "replica", "add", volume, "--dir", elsewhere], capture_output=True, text=True)
         expect(done.returncode == 1 and f"the disk of {place} is full" in done.stderr and "os error" not in done.stderr, done.stderr)
         expect(not os.path.exists(elsewhere) and len(status()["replicas"]) == 2, "half a replica was added")
+        # What waits keeps it from ending, for no longer than a command waits.
+        writer = subprocess.Popen(["qemu-io", "-f", "raw", "-c", "write -P 7 48M 3M", status()["uri"]], stdout=subprocess.DEVNULL)
+        wait_for("a word of the full disk", lambda: "full" in status()["remark"], 30)
+        began = time.monotonic()
+        done = subprocess.run([*ctl, "down", volume], capture_output=True, text=True)
+        expect(done.returncode == 1 and "waits for space" in done.stderr and f"replica add {volume} --dir DIR" in done.stderr, done.stderr)
+        expect(time.monotonic() - began < 60, "it takes too long to say so")
         os.unlink(ballast)
+        # What it had not sent yet is refused.
+        writer.wait(60)
         subprocess.run([*ctl, "down", volume], check=True, capture_output=True)
     finally:
         if os.path.exists(ballast):

@@ -211,6 +211,11 @@ async fn shut_down(
         Ok(Err(status)) if status.code() == Code::Internal && has_ended(process).await => {
             Ok(Some(status.message().to_owned()))
         }
+        Ok(Err(status)) if view.lacks_space => bail!(
+            "volume {volume} cannot be stopped: {}. It waits for space: {}",
+            status.message(),
+            no_space(volume)
+        ),
         Ok(Err(status)) => Err(status).with_context(|| format!("volume {volume} cannot be stopped")),
         Err(_) => bail!(
             "volume {volume} is not flushed after {} s{}: see `longhornctl status {volume}`",
