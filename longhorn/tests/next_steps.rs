@@ -68,6 +68,21 @@ fn a_replica_whose_directory_is_in_use_says_for_whom_it_waits() {
     assert!(line.contains(&format!("in use by process {holder} ")) && line.contains("60 s"), "{line}");
 }
 
+/// Restored from somewhere, or mistaken: what is missing is there, and nobody would look for the key.
+#[test]
+fn a_volume_whose_key_is_another_one_says_so_while_it_waits() {
+    let Some(host) = Host::new("key") else { return };
+    host.up(&["--replicas", "1"]);
+    fs::write(host.path(&format!("volumes/{}/key", host.volume)), [7; 32]).unwrap();
+    host::kill_9(host::pid(&host.status()["engine_pid"]));
+    let mut up = Ended(
+        host.command(&["up", &host.volume]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap(),
+    );
+    let mut lines = BufReader::new(up.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let told = lines.find(|line| line.contains("the key is not this volume's") || line.starts_with("error"));
+    assert!(told.as_ref().is_some_and(|line| line.starts_with("waiting: ")), "{told:?}");
+}
+
 #[test]
 fn a_replica_without_a_directory_says_what_makes_one() {
     let Some(host) = Host::new("nosize") else { return };

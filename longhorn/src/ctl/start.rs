@@ -14,7 +14,7 @@ use lh_block::{Address, Generation};
 use replica::store::OpenError;
 
 use super::manager::Manager;
-use super::observe::{VolumeView, ask_engine, connect_engine, observe};
+use super::observe::{EngineView, VolumeView, ask_engine, connect_engine, observe};
 use super::only_replica::advice;
 use super::{adopt, lock};
 use crate::arguments::{Checksum, Frontend, Quorum};
@@ -281,7 +281,7 @@ pub(super) async fn wait_until_usable(
                 }
                 is_faulted = view.robustness == "faulted";
             }
-            remark = answer.volume.waiting_for;
+            remark = waited_for(&answer);
             if remark.is_empty() && is_faulted {
                 "no replica can serve it".clone_into(&mut remark);
             }
@@ -319,6 +319,20 @@ pub(super) async fn wait_until_usable(
             );
         }
         tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// What the engine waits for, and why those that it names do not come though they are there: a wrong key is what nobody looks for.
+fn waited_for(engine: &EngineView) -> String {
+    let remark = &engine.volume.waiting_for;
+    let why = |replica: &ptypes::ControllerReplica| {
+        let name = &replica.address.as_ref()?.instance_name;
+        let is_named = !name.is_empty() && remark.contains(name.as_str());
+        (is_named && !replica.reason.is_empty()).then(|| format!("{name}: {}", replica.reason))
+    };
+    match engine.replicas.iter().filter_map(why).collect::<Vec<_>>().join("; ") {
+        reasons if reasons.is_empty() => remark.clone(),
+        reasons => format!("{remark} ({reasons})"),
     }
 }
 
