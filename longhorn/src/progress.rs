@@ -39,11 +39,19 @@ fn beside_a_bar(what: &str) -> String {
     }
 }
 
+/// How long something is being done before it is told how long the rest takes: by its first steps, as the small files of a volume that
+/// is deleted, it would be hours.
+const TELLING: Duration = Duration::from_secs(2);
+
 /// The time that is left, once it can be told.
 fn left(state: &ProgressState, to: &mut dyn std::fmt::Write) {
-    if state.pos() > 0 && state.len().is_some_and(|all| state.pos() < all) {
+    if can_be_told(state.elapsed(), state.pos(), state.len()) {
         let _ = write!(to, ", {:#} left", HumanDuration(state.eta()));
     }
+}
+
+fn can_be_told(elapsed: Duration, done: u64, of: Option<u64>) -> bool {
+    elapsed >= TELLING && done > 0 && of.is_some_and(|all| done < all)
 }
 
 /// Tells what is being done until it is dropped.
@@ -116,6 +124,13 @@ impl Drop for Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_steps_say_nothing_of_the_rest() {
+        let told = |millis, done| can_be_told(Duration::from_millis(millis), done, Some(10));
+        assert!(!told(1900, 1) && told(2000, 1));
+        assert!(!told(2000, 0) && !told(2000, 10) && !can_be_told(TELLING, 1, None));
+    }
 
     #[test]
     fn what_is_done_leaves_room_for_the_bar() {
