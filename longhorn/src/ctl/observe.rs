@@ -207,15 +207,12 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
     let replicas = record.replicas.iter().enumerate().map(|(number, replica)| {
         let said = engine.as_ref().and_then(|e| find(&e.replicas, &replica.name));
         let last = last_modes.mode(number, replica);
-        replica_view(root, (&record.name, replica), said, known.get(&replica.name), last)
+        replica_view(root, (record, replica), said, known.get(&replica.name), last)
     });
     let mut replicas: Vec<ReplicaView> = replicas.collect();
     name_what_is_left(&record.name, engine.as_ref(), &damaged, &mut replicas);
     if engine.is_some() {
         name_a_way_back(root, &record.name, &mut replicas);
-    }
-    for replica in &mut replicas {
-        replica.remark = next_step::complete(&only_replica::advice(record, &replica.remark)).into_owned();
     }
     let replicas_run = replicas.iter().any(|r| r.pid.is_some());
     let state = if abandoned { "detached" } else { state_of(process, engine.as_ref()) };
@@ -429,7 +426,7 @@ fn find<'a>(replicas: &'a [ptypes::ControllerReplica], name: &str) -> Option<&'a
 
 fn replica_view(
     root: &Root,
-    (volume, record): (&str, &ReplicaRecord),
+    (volume, record): (&VolumeRecord, &ReplicaRecord),
     said: Option<&ptypes::ControllerReplica>,
     process: Option<&ProcessRecord>,
     last: &'static str,
@@ -441,7 +438,7 @@ fn replica_view(
         (Some(said), Some(process))
             if process.state == State::Stopped && said.mode() == ptypes::ReplicaMode::Err =>
         {
-            format!("its process was told to end: `longhornctl up {volume}` starts it again")
+            format!("its process was told to end: `longhornctl up {}` starts it again", volume.name)
         }
         (Some(said), _) if said.mode() == ptypes::ReplicaMode::Wo && said.rebuild_progress > 0 => {
             format!("{} % in sync", said.rebuild_progress)
@@ -456,7 +453,7 @@ fn replica_view(
         path: record.directory.clone(),
         pid: process.and_then(ProcessRecord::pid),
         rebuild: said.filter(|r| r.rebuild_total > 0).map(|r| (r.rebuild_done, r.rebuild_total)),
-        remark: next_step::complete(&remark).into_owned(),
+        remark: next_step::complete(&only_replica::advice(volume, &remark)).into_owned(),
         has_given_up: process.is_some_and(|process| process.state == State::Error),
     }
 }
