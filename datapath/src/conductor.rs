@@ -33,6 +33,7 @@ mod membership;
 mod outage;
 mod rebuild;
 mod repair;
+mod replicas;
 mod sabotage;
 mod scrub;
 mod send;
@@ -43,7 +44,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use lh_block::{Epoch, EpochOrder, Generation, Instance};
-use lh_wire::{LayerInfo, ReplicaState};
+use lh_wire::LayerInfo;
 
 pub use event::{
     Body, CHANGES_MAX, Command, CommandError, CommandId, Config, ConnectError, Input, Limits, NewLimits,
@@ -64,8 +65,9 @@ use links::Link;
 use look::Looks;
 use membership::{Change, Store};
 use outage::Outage;
-use rebuild::{Pace, Rebuild};
+use rebuild::Pace;
 use repair::{Doubt, InDoubt};
+use replicas::{Replica, Replicas, Role, Seat};
 use sabotage::sabotaged;
 use scrub::Scrubs;
 
@@ -102,76 +104,6 @@ enum Opening {
     Unlocking(Vec<SwitchId>),
     /// Yes, since some time.
     Open,
-}
-
-/// What a replica is to the volume.
-#[derive(Debug)]
-enum Role {
-    /// Its place in the table is free.
-    Vacant,
-    /// Holds nothing that counts.
-    Out,
-    /// Is being brought in sync.
-    Joining(Box<Rebuild>),
-    /// In the epoch. While the engine starts: chosen to be in it.
-    Member(Seat),
-}
-
-/// How a member does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seat {
-    /// Well.
-    Serving,
-    /// Its session is over. It is about to be put out; or, if too few are left without it, it is waited for.
-    Failing,
-}
-
-/// A replica of the table.
-#[derive(Debug)]
-struct Replica {
-    name: String,
-    local: bool,
-    link: Link,
-    role: Role,
-    /// As it said in this session; taken away whenever it may have changed.
-    state: Option<Box<ReplicaState>>,
-    /// Every queue sends writes to it, or waits for it.
-    attached: bool,
-    /// To be taken out of the table once it is out of the epoch.
-    unwanted: bool,
-    /// Its next rebuild trusts nothing that is known of it.
-    thorough: bool,
-    /// No majority has it: as [`ReplicaConfig::learner`], or since it was added.
-    learner: bool,
-    /// It was told to be a learner when this engine began: it may have come in sync before, which nobody has noted.
-    noted_learner: bool,
-    /// Starts of this engine that began again because it was lost.
-    spoilt: u32,
-    /// No rebuild before this time, and how long the next failure makes it wait.
-    rebuild_at: u64,
-    backoff: u64,
-    last_error: Option<String>,
-}
-
-impl Replica {
-    fn new(config: &ReplicaConfig) -> Self {
-        Self {
-            name: config.name.clone(),
-            local: config.local,
-            link: Link::Down { retry_at: 0 },
-            role: Role::Out,
-            state: None,
-            attached: false,
-            unwanted: false,
-            thorough: false,
-            learner: config.learner,
-            noted_learner: config.learner,
-            spoilt: 0,
-            rebuild_at: 0,
-            backoff: 0,
-            last_error: None,
-        }
-    }
 }
 
 /// Of the [`Config`], what stays as it was: the [`Desk`] has the limits, and the replicas are in their table.
@@ -224,8 +156,7 @@ pub struct Conductor {
     desk: Desk,
     phase: Phase,
     opening: Opening,
-    replicas: Vec<Replica>,
-    sessions: u64,
+    replicas: Replicas,
     /// What the authority has; `None` until it has answered.
     authority: Option<Option<Epoch>>,
     /// A replica was fenced since the authority was asked: the engine before may have stored an epoch in between.
@@ -278,15 +209,10 @@ impl Conductor {
     pub fn new(config: Config) -> Self {
         assert!((1..=QUEUES_MAX).contains(&config.queues), "1 to {QUEUES_MAX} queues");
         assert!(config.replicas.len() <= crate::message::MEMBERS_MAX, "too many replicas");
-        let mut replicas: Vec<Replica> = config.replicas.iter().map(Replica::new).collect();
-        let counted = replicas.iter().filter(|r| !r.learner).count();
-        let one_learns = config.quorum == Quorum::Majority && (counted, replicas.len()) == (1, 2);
-        replicas.iter_mut().for_each(|r| r.learner &= one_learns);
         Self {
             phase: Phase::Collecting { since: None },
             opening: Opening::Shut,
-            replicas,
-            sessions: 0,
+            replicas: Replicas::new(&config),
             authority: None,
             outdated: false,
             asking: false,
@@ -332,7 +258,7 @@ impl Conductor {
         self.expire();
         while !matches!(self.phase, Phase::Stopped) && self.advance() {}
         self.config.shared.set_patient(self.is_patient());
-        self.config.shared.set_members_min(self.members_min());
+        self.config.shared.set_members_min(self.replicas.members_min());
         self.report();
         self.desk.hand_over(out);
     }
@@ -390,7 +316,7 @@ impl Conductor {
             }
             FromQueue::Failed(member, fault) => self.on_failed(member, fault),
             FromQueue::Stale(member) => {
-                let by = format!("replica {} has seen a younger engine", self.name(member));
+                let by = format!("replica {} has seen a younger engine", self.replicas.name(member));
                 self.stop(Why::Stale { by, seen: None });
             }
             FromQueue::ChunkWanted(chunk) => self.on_chunk_wanted(queue, chunk),
@@ -417,7 +343,7 @@ impl Conductor {
         let Some(purpose) = self.desk.answered(id, member) else { return };
         match result {
             Err(Refusal::Stale) => {
-                let by = format!("replica {} has seen a younger engine", self.name(member));
+                let by = format!("replica {} has seen a younger engine", self.replicas.name(member));
                 self.stop(Why::Stale { by, seen: None });
             }
             Err(Refusal::Failed) => self.lose(member, "the replica failed"),
@@ -518,80 +444,15 @@ impl Conductor {
         }
     }
 
-    fn replica(&self, member: MemberId) -> &Replica {
-        &self.replicas[usize::from(member.0)]
-    }
-
-    fn replica_mut(&mut self, member: MemberId) -> &mut Replica {
-        &mut self.replicas[usize::from(member.0)]
-    }
-
-    fn name(&self, member: MemberId) -> &str {
-        &self.replica(member).name
-    }
-
-    fn ids(&self) -> impl Iterator<Item = MemberId> + use<> {
-        (0..u8::try_from(self.replicas.len()).unwrap_or(u8::MAX)).map(MemberId)
-    }
-
-    fn select(&self, which: impl Fn(&Replica) -> bool) -> MemberSet {
-        self.ids().filter(|m| which(self.replica(*m))).collect()
-    }
-
-    /// Replicas of the volume, whatever they are.
-    fn configured(&self) -> MemberSet {
-        self.select(|r| !matches!(r.role, Role::Vacant))
-    }
-
-    /// Those of which a majority is one.
-    fn counted(&self) -> MemberSet {
-        self.select(|r| !matches!(r.role, Role::Vacant) && !r.learner)
-    }
-
-    /// Members of the epoch; while the engine starts: the chosen.
-    fn members(&self) -> MemberSet {
-        self.select(|r| matches!(r.role, Role::Member(_)))
-    }
-
-    fn serving(&self) -> MemberSet {
-        self.select(|r| matches!(r.role, Role::Member(Seat::Serving)))
-    }
-
-    fn failing(&self) -> MemberSet {
-        self.select(|r| matches!(r.role, Role::Member(Seat::Failing)))
-    }
-
-    /// Replicas being rebuilt to which every write goes.
-    fn attached_joiners(&self) -> MemberSet {
-        self.select(|r| r.attached && matches!(r.role, Role::Joining(_)))
-    }
-
-    /// Fewer members cannot go on.
-    fn members_min(&self) -> u32 {
-        match self.config.quorum {
-            Quorum::Any | Quorum::Unsafe => 1,
-            Quorum::Majority if sabotaged!(self, half_suffices) => self.counted().len().div_ceil(2),
-            Quorum::Majority => self.counted().len() / 2 + 1,
-        }
-    }
-
-    /// These can go on: one that learns is none of those who are enough.
-    fn are_enough(&self, members: MemberSet) -> bool {
-        members.and(self.counted()).len() >= self.members_min()
-    }
-
-    fn names_of(&self, members: MemberSet) -> Vec<String> {
-        let mut names: Vec<String> = members.iter().map(|m| self.name(m).to_owned()).collect();
-        names.sort_unstable();
-        names
-    }
-
     fn is_open(&self) -> bool {
         matches!(self.opening, Opening::Open)
     }
 
     /// Nothing changes in the membership, and nobody is failing.
     fn is_calm(&self) -> bool {
-        self.change.is_none() && self.store.is_none() && self.outage.is_none() && self.failing().is_empty()
+        self.change.is_none()
+            && self.store.is_none()
+            && self.outage.is_none()
+            && self.replicas.failing().is_empty()
     }
 }

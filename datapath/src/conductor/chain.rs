@@ -122,10 +122,10 @@ impl Conductor {
 
     fn begin_next(&mut self) -> bool {
         let calm = self.is_open() && self.is_calm() && self.doubt.is_empty();
-        if !calm || self.is_setting_up_rebuild() {
+        if !calm || self.replicas.is_setting_up_rebuild() {
             return false;
         }
-        let Some(source) = self.nearest(self.serving()) else { return false };
+        let Some(source) = self.replicas.nearest(self.replicas.serving()) else { return false };
         // A revert leaves the branch whose snapshots are yet to be settled, and nobody would look at them again.
         let leaves = matches!(self.backlog.front(), Some((_, ChainOp::Revert { .. })));
         let settles_first = leaves && !self.volume.unsettled.is_empty();
@@ -174,12 +174,12 @@ impl Conductor {
 
     /// Replicas fold by themselves: only they know the chain as it is now.
     fn read_chain(&mut self, task: &mut Task, source: MemberId) -> bool {
-        if !self.serving().has(source) {
-            let Some(other) = self.nearest(self.serving()) else { return false };
+        if !self.replicas.serving().has(source) {
+            let Some(other) = self.replicas.nearest(self.replicas.serving()) else { return false };
             self.ask_state(other);
             return go(task, Stage::Reading(other));
         }
-        let Some(state) = self.replica(source).state.as_ref() else { return false };
+        let Some(state) = self.replicas.get(source).state.as_ref() else { return false };
         let chain = state.chain.clone();
         self.take_chain(chain);
         if let Err(why) = task.op.as_ref().map_or(Ok(()), |op| self.check_op(op)) {
@@ -246,7 +246,7 @@ impl Conductor {
 
     /// Who has to take part: every member, failing ones until they are out, and who is being rebuilt.
     fn concerned(&self) -> MemberSet {
-        self.members().or(self.attached_joiners())
+        self.replicas.members().or(self.replicas.attached_joiners())
     }
 
     /// True once everybody concerned holds the operation prepared.
@@ -361,12 +361,11 @@ impl Conductor {
         head.allocated = 0;
         chain.push(head);
         self.volume.unsettled.push(name.clone());
-        let joins = |r: &super::Replica| matches!(r.role, super::Role::Joining(_));
-        if self.select(joins).is_empty() && !self.scrubs.is_running() {
+        if self.replicas.joining().is_empty() && !self.scrubs.is_running() {
             // Copies of ranges in doubt have ended.
             self.forget_layer_refs();
         } else if let Some(layer) = self.layer_ref(&name) {
-            self.head_became(layer, &name);
+            self.replicas.head_became(layer, &name);
             self.scrub_head_became(layer, &name);
         }
     }
@@ -443,7 +442,7 @@ impl Conductor {
             // Who is away, or has been looked at while this was undecided, has to be told, too.
             return false;
         }
-        let concerned = self.serving().or(self.attached_joiners());
+        let concerned = self.replicas.serving().or(self.replicas.attached_joiners());
         let control = Control::Abort { id: task.id };
         self.poll(&mut task.ballot, concerned, ControlFor::Chain(task.ballot_number), &control);
         if !task.ballot.complete(concerned) || !resume.is_none_or(|switch| self.desk.switches.done(switch)) {
@@ -467,7 +466,7 @@ impl Conductor {
     }
 
     pub(super) fn on_chain_no(&mut self, member: MemberId, number: u64, text: &str) {
-        let replica = self.name(member).to_owned();
+        let replica = self.replicas.name(member).to_owned();
         let Some(task) = self.task.as_mut().filter(|t| t.ballot_number == number) else { return };
         match task.stage {
             Stage::Preparing | Stage::Quieting | Stage::Pausing(_) => {

@@ -103,7 +103,7 @@ impl Conductor {
         if !self.is_open() || self.task.is_some() || !self.is_calm() {
             return false;
         }
-        if !self.select(|r| matches!(r.role, super::Role::Joining(_))).is_empty() {
+        if !self.replicas.joining().is_empty() {
             self.drop_rebuilds("the volume is being stopped");
             return true;
         }
@@ -131,7 +131,7 @@ impl Conductor {
         if !self.is_calm() || !self.doubt.is_empty() && !sabotaged!(self, close_in_doubt) {
             return false;
         }
-        let members = self.members();
+        let members = self.replicas.members();
         self.poll(&mut closing.ballot, members, ControlFor::Close, &Control::Close);
         closing.ballot.complete(members) && self.end(closing, Why::Clean)
     }

@@ -73,21 +73,17 @@ impl Conductor {
     }
 
     fn find(&self, name: &str) -> Result<MemberId, CommandError> {
-        let found = self.configured().iter().find(|m| self.name(*m) == name);
-        found.ok_or_else(|| CommandError::NotFound(format!("replica {name}")))
+        self.replicas.find(name).ok_or_else(|| CommandError::NotFound(format!("replica {name}")))
     }
 
     fn add_replica(&mut self, id: CommandId, config: &ReplicaConfig) -> Result<(), CommandError> {
         lh_block::check_process_name("replica", &config.name)?;
-        if self.find(&config.name).is_ok() {
+        if self.replicas.find(&config.name).is_some() {
             return Err(CommandError::Exists(format!("replica {}", config.name)));
         }
         let replica = Replica { learner: self.learns()?, ..Replica::new(config) };
-        let free = self.ids().find(|m| matches!(self.replica(*m).role, Role::Vacant));
-        match free {
-            Some(member) => *self.replica_mut(member) = replica,
-            None if self.replicas.len() < MEMBERS_MAX => self.replicas.push(replica),
-            None => return Err(CommandError::TooManyReplicas(MEMBERS_MAX)),
+        if !self.replicas.add(replica) {
+            return Err(CommandError::TooManyReplicas(MEMBERS_MAX));
         }
         self.desk.emit(Output::CommandDone(id, Ok(())));
         Ok(())
@@ -96,9 +92,9 @@ impl Conductor {
     fn remove_replica(&mut self, id: CommandId, name: &str) -> Result<(), CommandError> {
         let member = self.find(name)?;
         self.check_spare(member)?;
-        self.replica_mut(member).unwanted = true;
+        self.replicas.get_mut(member).unwanted = true;
         self.leaving.push((id, member));
-        if matches!(self.replica(member).role, Role::Member(_)) {
+        if matches!(self.replicas.get(member).role, Role::Member(_)) {
             self.lose(member, "it is taken out of the volume");
         }
         Ok(())
@@ -107,9 +103,9 @@ impl Conductor {
     fn rebuild_replica(&mut self, id: CommandId, name: &str) -> Result<(), CommandError> {
         let member = self.find(name)?;
         self.check_spare(member)?;
-        self.replica_mut(member).thorough = true;
+        self.replicas.get_mut(member).thorough = true;
         // A rebuild that trusts what is known of it does not look at everything, and would be taken for the one asked for.
-        if !matches!(&self.replica(member).role, Role::Joining(rebuild) if rebuild.is_thorough()) {
+        if !matches!(&self.replicas.get(member).role, Role::Joining(rebuild) if rebuild.is_thorough()) {
             self.lose(member, "it is to be brought in sync anew");
         }
         self.desk.emit(Output::CommandDone(id, Ok(())));
@@ -123,12 +119,13 @@ impl Conductor {
         if self.config.quorum != Quorum::Majority {
             return Ok(false);
         }
-        let (counted, configured) = (self.counted().len(), self.configured().len());
+        let (counted, configured) = (self.replicas.counted().len(), self.replicas.configured().len());
         if (counted, configured) == (1, 1) {
             return Ok(true);
         }
-        let replicas = self.configured().iter().count() + 1;
-        let (in_sync, needed) = (self.serving().and(self.counted()).iter().count(), replicas / 2 + 1);
+        let replicas = self.replicas.configured().iter().count() + 1;
+        let (in_sync, needed) =
+            (self.replicas.serving().and(self.replicas.counted()).iter().count(), replicas / 2 + 1);
         if (self.serves() || counted < configured) && in_sync < needed {
             return Err(CommandError::TooFewInSync { replicas, needed, in_sync });
         }
@@ -139,14 +136,14 @@ impl Conductor {
     /// may be made one yet, and be the only one that has everything.
     fn check_spare(&self, member: MemberId) -> Result<(), CommandError> {
         if !self.is_open() {
-            return Err(CommandError::NotOpen(self.name(member).to_owned()));
+            return Err(CommandError::NotOpen(self.replicas.name(member).to_owned()));
         }
-        let is_member = matches!(self.replica(member).role, Role::Member(_));
-        if is_member && !self.are_enough(self.serving().without(member)) {
-            return Err(CommandError::Needed(self.name(member).to_owned()));
+        let is_member = matches!(self.replicas.get(member).role, Role::Member(_));
+        if is_member && !self.replicas.are_enough(self.replicas.serving().without(member)) {
+            return Err(CommandError::Needed(self.replicas.name(member).to_owned()));
         }
         if self.is_only_source(member) {
-            return Err(CommandError::Source(self.name(member).to_owned()));
+            return Err(CommandError::Source(self.replicas.name(member).to_owned()));
         }
         Ok(())
     }

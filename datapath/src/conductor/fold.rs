@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lh_wire::{Control, FoldState, LayerInfo, ReplicaState};
 
-use super::{Conductor, ControlFor, Phase, Role, sabotaged};
+use super::{Conductor, ControlFor, Phase, sabotaged};
 use crate::message::MemberId;
 
 /// Between two looks at a fold that runs, ns: soon at first, since most folds are short and the next one waits for this
@@ -95,7 +95,7 @@ impl Conductor {
         self.folds.purged = true;
         self.folds.unpurged.clear();
         self.folds.losses.clear();
-        for member in self.serving().iter() {
+        for member in self.replicas.serving().iter() {
             let folder = self.folds.folders.entry(member).or_default();
             folder.failed.clear();
             folder.look_again();
@@ -116,7 +116,7 @@ impl Conductor {
         if !self.folds.purged {
             return;
         }
-        let name = self.name(member).to_owned();
+        let name = self.replicas.name(member).to_owned();
         let given_up =
             self.folds.losses.iter().filter(|((replica, _), n)| *replica == name && **n >= LOSSES_MAX);
         let why = |n: u32| {
@@ -130,7 +130,7 @@ impl Conductor {
         if self.folds.folders.is_empty() || !matches!(self.phase, Phase::Running) || !self.is_open() {
             return false;
         }
-        let serving = self.serving();
+        let serving = self.replicas.serving();
         self.folds.folders.retain(|member, _| serving.has(*member));
         let members: Vec<MemberId> = self.folds.folders.keys().copied().collect();
         members.into_iter().any(|member| self.fold_on(member))
@@ -157,8 +157,8 @@ impl Conductor {
     /// A replica is being brought in sync, or will be once nobody folds, or chunks are made equal.
     fn copies_layers(&self) -> bool {
         let doubts = !self.doubt.is_empty() && !sabotaged!(self, fold_beside_repair);
-        let joins = || !self.select(|r| matches!(r.role, Role::Joining(_))).is_empty();
-        doubts || joins() || self.ids().any(|member| self.is_rebuild_due(member))
+        let joins = || !self.replicas.joining().is_empty();
+        doubts || joins() || self.replicas.ids().any(|member| self.is_rebuild_due(member))
     }
 
     /// A replica's state, asked for here.
@@ -224,7 +224,7 @@ impl Conductor {
     /// The replica's session ended: what it folds is asked anew when it is back.
     pub(super) fn forget_fold(&mut self, member: MemberId) {
         if let Some(snapshot) = self.folds.folders.remove(&member).and_then(|folder| folder.begun) {
-            let name = self.name(member).to_owned();
+            let name = self.replicas.name(member).to_owned();
             *self.folds.losses.entry((name, snapshot)).or_default() += 1;
         }
     }
@@ -267,7 +267,7 @@ impl Conductor {
 
     pub(super) fn fold_status(&self) -> Vec<FoldStatus> {
         let of = |(member, folder): (&MemberId, &Folder)| FoldStatus {
-            replica: self.name(*member).to_owned(),
+            replica: self.replicas.name(*member).to_owned(),
             running: !matches!(folder.step, Step::Through),
             fold: folder.state.clone().filter(|s| s.error.is_none()).or_else(|| self.pending(&folder.step)),
             failed: folder.failed.clone(),

@@ -37,11 +37,11 @@ impl Link {
 
 impl Conductor {
     pub(super) fn advance_links(&mut self) -> bool {
-        for member in self.ids() {
-            match self.replica(member).link {
+        for member in self.replicas.ids() {
+            match self.replicas.get(member).link {
                 Link::Closing(switch) if self.desk.switches.done(switch) => {
                     let retry_at = self.desk.now.saturating_add(self.desk.limits.retry_ns);
-                    self.replica_mut(member).link = Link::Down { retry_at };
+                    self.replicas.get_mut(member).link = Link::Down { retry_at };
                     return true;
                 }
                 Link::Up { .. } if self.is_unwanted(member) || self.has_come_back_unwanted(member) => {
@@ -64,7 +64,7 @@ impl Conductor {
 
     /// A session with the replica is wanted.
     fn is_missed(&self, member: MemberId) -> bool {
-        let replica = self.replica(member);
+        let replica = self.replicas.get(member);
         match replica.role {
             Role::Vacant => false,
             Role::Member(_) => self.wants_back(member),
@@ -74,67 +74,69 @@ impl Conductor {
 
     /// To be taken out of the table now.
     fn is_unwanted(&self, member: MemberId) -> bool {
-        let replica = self.replica(member);
+        let replica = self.replicas.get(member);
         replica.unwanted && matches!(replica.role, Role::Out | Role::Joining(_))
     }
 
     /// It was a member that was needed after it had been told to leave, and is needed no more.
     fn has_come_back_unwanted(&self, member: MemberId) -> bool {
-        let replica = self.replica(member);
+        let replica = self.replicas.get(member);
         let serves = replica.unwanted && matches!(replica.role, Role::Member(Seat::Serving));
         serves && self.is_calm() && self.can_be_spared(member)
     }
 
     fn connect(&mut self, member: MemberId) {
-        self.sessions += 1;
-        let session = self.sessions;
-        self.replica_mut(member).link = Link::Connecting { session };
-        let name = self.name(member).to_owned();
+        let session = self.replicas.begin_session(member);
+        let name = self.replicas.name(member).to_owned();
         self.desk.emit(Output::Connect { member, name, session });
     }
 
     pub(super) fn on_connected(&mut self, member: MemberId, session: u64) {
-        if self.replica(member).link != (Link::Connecting { session }) {
+        if self.replicas.get(member).link != (Link::Connecting { session }) {
             return;
         }
-        self.replica_mut(member).link = Link::Up { session };
+        self.replicas.get_mut(member).link = Link::Up { session };
         self.outdated = true;
         self.ask_state(member);
-        self.desk.log(format!("replica {} is connected", self.name(member)));
+        self.desk.log(format!("replica {} is connected", self.replicas.name(member)));
         self.on_late_member(member);
     }
 
     pub(super) fn on_connect_failed(&mut self, member: MemberId, session: u64, why: ConnectError) {
-        if self.replica(member).link != (Link::Connecting { session }) {
+        if self.replicas.get(member).link != (Link::Connecting { session }) {
             return;
         }
         if let ConnectError::Stale(seen) = why {
-            let by = format!("replica {} has seen generation {seen}", self.name(member));
+            let by = format!("replica {} has seen generation {seen}", self.replicas.name(member));
             return self.stop(Why::Stale { by, seen: Some(seen) });
         }
         let retry_at = self.desk.now.saturating_add(self.desk.limits.retry_ns);
         let why = why.to_string();
-        let replica = self.replica_mut(member);
+        let replica = self.replicas.get_mut(member);
         replica.link = Link::Down { retry_at };
         // It is tried again every second: what has changed is told.
         let before = replica.last_error.replace(why.clone());
         if before.as_ref() != Some(&why) {
-            self.desk.log(format!("replica {} cannot be connected to: {why}", self.name(member)));
+            self.desk.log(format!("replica {} cannot be connected to: {why}", self.replicas.name(member)));
         }
     }
 
     pub(super) fn on_disconnected(&mut self, member: MemberId, session: u64) {
-        if self.replica(member).link == (Link::Up { session }) {
+        if self.replicas.get(member).link == (Link::Up { session }) {
             self.lose(member, "the connection broke");
         }
     }
 
     /// A queue wants the member out.
     pub(super) fn on_failed(&mut self, member: MemberId, fault: Fault) {
-        let is_member = matches!(self.replica(member).role, Role::Member(_));
+        let is_member = matches!(self.replicas.get(member).role, Role::Member(_));
         let needed = is_member && !self.can_be_spared(member);
         if needed && matches!(fault, Fault::Slow | Fault::NoSpace) {
-            self.desk.log(format!("replica {} is needed, though {}", self.name(member), describe(fault)));
+            self.desk.log(format!(
+                "replica {} is needed, though {}",
+                self.replicas.name(member),
+                describe(fault)
+            ));
             return;
         }
         self.lose(member, describe(fault));
@@ -142,24 +144,24 @@ impl Conductor {
 
     /// The session with the replica is over, or is ended here.
     pub(super) fn lose(&mut self, member: MemberId, why: &str) {
-        if !self.replica(member).link.is_up() {
+        if !self.replicas.get(member).link.is_up() {
             return;
         }
-        self.desk.log(format!("replica {} is lost: {why}", self.name(member)));
+        self.desk.log(format!("replica {} is lost: {why}", self.replicas.name(member)));
         let seat = self.seat_after_loss(member);
         let stays = matches!(seat, Role::Member(_));
         self.desk.emit(Output::Disconnect { member });
         let switch =
             self.desk.switch(if stays { Switch::StopReads { member } } else { Switch::Forget { member } });
         self.close_link(member, switch);
-        let replica = self.replica_mut(member);
+        let replica = self.replicas.get_mut(member);
         replica.last_error = Some(why.to_owned());
         replica.attached &= stays;
         let before = std::mem::replace(&mut replica.role, seat);
         self.forget_answers_of(member);
         match before {
             Role::Member(_) if !stays => {
-                self.replica_mut(member).spoilt += 1;
+                self.replicas.get_mut(member).spoilt += 1;
                 self.begin_again();
             }
             Role::Joining(_) => self.set_back(member),
@@ -170,17 +172,17 @@ impl Conductor {
 
     /// The link counts as closed; no new one is made before every queue has answered the switch.
     pub(super) fn close_link(&mut self, member: MemberId, switch: SwitchId) {
-        if self.replica(member).link.is_up() {
+        if self.replicas.get(member).link.is_up() {
             self.desk.controls.forget(member);
-            self.replica_mut(member).state = None;
-            self.replica_mut(member).link = Link::Closing(switch);
+            self.replicas.get_mut(member).state = None;
+            self.replicas.get_mut(member).link = Link::Closing(switch);
         }
     }
 
     /// What a replica is whose session ends. Whom clients may have written to stays a member until an epoch is
     /// durable without it; so does a joiner for which an epoch counts that includes it.
     fn seat_after_loss(&self, member: MemberId) -> Role {
-        match &self.replica(member).role {
+        match &self.replicas.get(member).role {
             Role::Vacant => Role::Vacant,
             Role::Member(_) if self.serves() => Role::Member(Seat::Failing),
             Role::Joining(rebuild) if rebuild.may_count() && self.serves() => Role::Member(Seat::Failing),
@@ -213,8 +215,8 @@ impl Conductor {
 
     /// The place in the table is free from now on.
     fn vacate(&mut self, member: MemberId) {
-        self.replica_mut(member).role = Role::Vacant;
-        self.replica_mut(member).unwanted = false;
+        self.replicas.get_mut(member).role = Role::Vacant;
+        self.replicas.get_mut(member).unwanted = false;
         self.desk.emit(Output::Vacated { member });
         // The next epoch tells the members that they need keep nothing for it.
         self.loose_epoch |= self.is_open();
@@ -224,16 +226,13 @@ impl Conductor {
     }
 
     pub(super) fn next_retry(&self) -> Option<u64> {
-        let down = self.ids().filter(|m| self.is_missed(*m)).filter_map(|m| match self.replica(m).link {
-            Link::Down { retry_at } => Some(retry_at),
-            _ => None,
+        let down = self.replicas.ids().filter(|m| self.is_missed(*m)).filter_map(|m| {
+            match self.replicas.get(m).link {
+                Link::Down { retry_at } => Some(retry_at),
+                _ => None,
+            }
         });
         down.min().filter(|_| !matches!(self.phase, Phase::Stopped))
-    }
-
-    /// Those of the set whom a request can be sent to.
-    pub(super) fn linked(&self, members: crate::message::MemberSet) -> crate::message::MemberSet {
-        members.iter().filter(|m| self.replica(*m).link.is_up()).collect()
     }
 
     /// Asks those of the set who were not asked yet and can be; true if somebody was.
@@ -244,7 +243,7 @@ impl Conductor {
         purpose: super::ControlFor,
         control: &lh_wire::Control,
     ) -> bool {
-        let unasked = self.linked(ballot.unasked(of));
+        let unasked = self.replicas.linked(ballot.unasked(of));
         for member in unasked.iter() {
             ballot.asked(member);
             self.desk.ask(member, purpose, control.clone());

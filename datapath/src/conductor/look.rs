@@ -39,7 +39,8 @@ impl Conductor {
             return false;
         }
         let waiting = std::mem::take(&mut self.looks.waiting);
-        match self.nearest(self.linked(self.serving())).filter(|_| self.is_open()) {
+        match self.replicas.nearest(self.replicas.linked(self.replicas.serving())).filter(|_| self.is_open())
+        {
             Some(member) => {
                 self.looks.asked = Some((member, waiting));
                 self.desk.ask(member, ControlFor::Look, lh_wire::Control::State);

@@ -97,17 +97,17 @@ impl Conductor {
         if !matches!(self.phase, Phase::Running) || self.store.is_some() {
             return false;
         }
-        let leavers = self.failing();
+        let leavers = self.replicas.failing();
         let joiners = self.ready_joiners();
-        let target = self.serving().or(joiners);
+        let target = self.replicas.serving().or(joiners);
         let moves = !leavers.is_empty() || !joiners.is_empty();
         let due = moves || !self.is_recorded(target);
         // One that has just learnt everything is no majority without the one that it has learnt it from.
         let counted = match sabotaged!(self, learner_suffices) {
             true => target,
-            false => target.and(self.counted()),
+            false => target.and(self.replicas.counted()),
         };
-        if !due || counted.len() < self.members_min() {
+        if !due || counted.len() < self.replicas.members_min() {
             return false;
         }
         self.begin_change(target, joiners, leavers);
@@ -116,7 +116,7 @@ impl Conductor {
 
     /// These are the members of the epoch that counts, and nobody holds a younger one.
     pub(super) fn is_recorded(&self, members: MemberSet) -> bool {
-        !self.loose_epoch && self.epoch.as_ref().is_some_and(|e| e.members == self.names_of(members))
+        !self.loose_epoch && self.epoch.as_ref().is_some_and(|e| e.members == self.replicas.names_of(members))
     }
 
     pub(super) fn begin_change(&mut self, target: MemberSet, joiners: MemberSet, leavers: MemberSet) {
@@ -127,7 +127,7 @@ impl Conductor {
         let epoch = Epoch {
             generation: self.config.generation,
             counter: self.counter,
-            members: self.names_of(target),
+            members: self.replicas.names_of(target),
             id: Instance(self.config.instance.0.wrapping_add(u128::from(self.counter))),
             after: self.recorded.filter(|_| !sabotaged!(self, after_unnoted)),
         };
@@ -144,11 +144,11 @@ impl Conductor {
 
     /// No queue reads from a leaver any more.
     fn silenced(&self, change: &Change) -> bool {
-        change.leavers.iter().all(|m| !matches!(self.replica(m).link, super::Link::Closing(_)))
+        change.leavers.iter().all(|m| !matches!(self.replicas.get(m).link, super::Link::Closing(_)))
     }
 
     fn begin_recording(&mut self, change: &mut Change) {
-        self.mark_recorded(change.joiners);
+        self.replicas.mark_recorded(change.joiners);
         change.stage = Stage::Joiners(Ballot::default());
         if sabotaged!(self, epoch_not_durable) {
             self.record(&mut Ballot::default(), change.target, change.number, &change.epoch);
@@ -166,7 +166,8 @@ impl Conductor {
     }
 
     fn set_epoch(&self, epoch: Epoch) -> Control {
-        let out = self.names_of(self.select(|r| !matches!(r.role, Role::Vacant) && !r.unwanted));
+        let out =
+            self.replicas.names_of(self.replicas.select(|r| !matches!(r.role, Role::Vacant) && !r.unwanted));
         let out = out.into_iter().filter(|name| !epoch.has(name)).collect();
         Control::SetEpoch { epoch, out }
     }
@@ -179,7 +180,7 @@ impl Conductor {
         }
         let Some(epoch) = self.epoch.clone() else { return };
         let control = self.set_epoch(Epoch { after: Some(epoch.order()), ..epoch });
-        for member in self.linked(self.serving()).iter() {
+        for member in self.replicas.linked(self.replicas.serving()).iter() {
             self.desk.ask(member, ControlFor::Counts, control.clone());
         }
     }
@@ -211,12 +212,12 @@ impl Conductor {
         self.counters.epochs += 1;
         let mut switches = Vec::new();
         for member in change.leavers.iter() {
-            if self.replica(member).link.is_up() {
+            if self.replicas.get(member).link.is_up() {
                 self.desk.emit(Output::Disconnect { member });
             }
             let switch = self.desk.switch(Switch::Forget { member });
-            self.replica_mut(member).attached = false;
-            self.replica_mut(member).role = Role::Out;
+            self.replicas.get_mut(member).attached = false;
+            self.replicas.get_mut(member).role = Role::Out;
             // It may have come back meanwhile, too late.
             self.close_link(member, switch);
             if let Some(outage) = self.outage.as_mut() {
@@ -226,14 +227,14 @@ impl Conductor {
         }
         // At once, also who was lost and has come back before this epoch: none must go on without the one from which it has learnt.
         for member in change.target.iter() {
-            self.replica_mut(member).learner = false;
+            self.replicas.get_mut(member).learner = false;
         }
         for member in change.joiners.iter() {
-            if matches!(self.replica(member).role, Role::Joining(_)) {
-                self.replica_mut(member).role = Role::Member(Seat::Serving);
+            if matches!(self.replicas.get(member).role, Role::Joining(_)) {
+                self.replicas.get_mut(member).role = Role::Member(Seat::Serving);
                 switches.push(self.desk.switch(Switch::Promote { member }));
                 self.counters.rebuilds += 1;
-                self.desk.log(format!("replica {} is in sync", self.name(member)));
+                self.desk.log(format!("replica {} is in sync", self.replicas.name(member)));
             }
         }
         change.stage = Stage::Enacting(switches);

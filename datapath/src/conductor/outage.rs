@@ -35,14 +35,14 @@ impl Conductor {
         self.outage.is_some()
             && self.change.is_none()
             && self.store.is_none()
-            && matches!(self.replica(member).role, Role::Member(Seat::Failing))
+            && matches!(self.replicas.get(member).role, Role::Member(Seat::Failing))
     }
 
     pub(super) fn advance_outage(&mut self) -> bool {
         if !matches!(self.phase, Phase::Running) || !self.serves() {
             return false;
         }
-        let too_few = !self.are_enough(self.serving());
+        let too_few = !self.replicas.are_enough(self.replicas.serving());
         match (&self.outage, too_few) {
             (None, false) => false,
             (None, true) => {
@@ -64,15 +64,15 @@ impl Conductor {
             // An epoch without them may count already.
             return false;
         }
-        let back = self.linked(self.failing());
+        let back = self.replicas.linked(self.replicas.failing());
         let Some(outage) = self.outage.as_ref() else { return false };
-        let unknown = back.minus(outage.ready).iter().find(|m| self.replica(*m).state.is_some());
+        let unknown = back.minus(outage.ready).iter().find(|m| self.replicas.get(*m).state.is_some());
         let Some(member) = unknown else { return false };
         let (asked, settled) = (outage.asked.has(member), self.settle_chain(member));
         match settled {
             Some(control) if !asked => {
                 self.desk.ask(member, ControlFor::Finish, control);
-                self.replica_mut(member).state = None;
+                self.replicas.get_mut(member).state = None;
                 self.mark_asked(member);
             }
             Some(_) => self.lose(member, "it does not settle a chain operation"),
@@ -95,7 +95,7 @@ impl Conductor {
     /// What a returned member has to do about a chain operation that it holds prepared: what was decided is carried
     /// out; what is not decided yet stays; all else is taken back.
     fn settle_chain(&self, member: MemberId) -> Option<Control> {
-        let state = self.replica(member).state.as_deref()?;
+        let state = self.replicas.state(member)?;
         let undecided = self.task.as_ref().and_then(super::Task::undecided);
         unfinished(state, |id| self.decided == Some(id))
             .filter(|_| state.prepared.as_ref().is_none_or(|(id, _)| undecided != Some(*id)))
@@ -103,7 +103,7 @@ impl Conductor {
 
     /// It is the member that was lost, and not an older copy of its directory.
     fn is_fit(&self, member: MemberId) -> bool {
-        let Some(state) = self.replica(member).state.as_deref() else { return false };
+        let Some(state) = self.replicas.state(member) else { return false };
         let known = lh_wire::ReplicaState {
             size: self.volume.size,
             chain: self.volume.chain.to_vec(),
@@ -116,14 +116,14 @@ impl Conductor {
 
     /// Goes on once all are back, or enough and the others had their time.
     fn end_outage(&mut self) -> bool {
-        let failing = self.failing();
+        let failing = self.replicas.failing();
         let Some(outage) = self.outage.as_mut() else { return false };
         let ready = outage.ready.and(failing);
         let still_away = failing.minus(ready);
         // Whoever is being looked at may be the one that has everything, and is lost itself if that takes too long.
-        let answering = !self.linked(still_away).is_empty();
+        let answering = !self.replicas.linked(still_away).is_empty();
         let changing = self.change.is_some() || self.store.is_some();
-        if !self.are_enough(self.serving().or(ready)) || changing {
+        if !self.replicas.are_enough(self.replicas.serving().or(ready)) || changing {
             return false;
         }
         let now = self.desk.now;
@@ -139,10 +139,10 @@ impl Conductor {
 
     fn readmit(&mut self, returned: MemberSet) {
         let dead = self.dead_of(returned);
-        let together = self.serving().or(returned);
+        let together = self.replicas.serving().or(returned);
         if together == dead.all && !sabotaged!(self, joiner_outlives_members) {
             // Each may have lost what a joiner has from it, and nobody makes that one equal to what they agree on.
-            for joiner in self.attached_joiners().iter() {
+            for joiner in self.replicas.attached_joiners().iter() {
                 self.lose(joiner, "it may have what the members have lost");
             }
         }
@@ -151,14 +151,14 @@ impl Conductor {
         for member in returned.iter() {
             attached.push(self.desk.switch(Switch::Attach { member }));
             self.desk.switch(Switch::Promote { member });
-            let unsettled = self.replica(member).state.as_ref().map(|s| s.unsettled.clone());
+            let unsettled = self.replicas.get(member).state.as_ref().map(|s| s.unsettled.clone());
             self.note_unsettled(&unsettled.unwrap_or_default());
-            let replica = self.replica_mut(member);
+            let replica = self.replicas.get_mut(member);
             replica.attached = true;
             replica.role = Role::Member(Seat::Serving);
             self.fold_what_was_missed(member);
         }
-        self.desk.log(format!("requests go on with {}", self.names_of(together).join(", ")));
+        self.desk.log(format!("requests go on with {}", self.replicas.names_of(together).join(", ")));
         self.tell_resolved_after(attached);
     }
 

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use lh_block::{Epoch, Extent};
 use lh_wire::{Control, LayerInfo, MapPage, ReplicaState};
 
-use super::{Conductor, ControlFor, Job, JobFor, Phase, Quorum, Role, sabotaged};
+use super::{Conductor, ControlFor, Job, JobFor, Phase, Quorum, Replicas, Role, sabotaged};
 use crate::message::{JobResult, LayerRef, MemberId, MemberSet, Switch, SwitchId};
 
 use copy::{Copy, MARKS_MAX, Wanted, few};
@@ -137,6 +137,63 @@ fn other_backing(target: &ReplicaState, source: &ReplicaState) -> Option<&'stati
     }
 }
 
+impl Replicas {
+    fn rebuild(&mut self, member: MemberId) -> Option<&mut Rebuild> {
+        match &mut self.get_mut(member).role {
+            Role::Joining(rebuild) => Some(rebuild),
+            _ => None,
+        }
+    }
+
+    fn rebuild_of(&mut self, member: MemberId, attempt: u64) -> Option<&mut Rebuild> {
+        self.rebuild(member).filter(|r| r.attempt == attempt)
+    }
+
+    fn rebuild_goes_to(&mut self, member: MemberId, stage: Stage) -> bool {
+        if let Some(rebuild) = self.rebuild(member) {
+            rebuild.stage = stage;
+        }
+        true
+    }
+
+    /// An epoch with these is about to be recorded by them.
+    pub(super) fn mark_recorded(&mut self, joiners: MemberSet) {
+        for member in joiners.iter() {
+            if let Some(rebuild) = self.rebuild(member).filter(|r| matches!(r.stage, Stage::Ready)) {
+                rebuild.stage = Stage::Recorded;
+            }
+        }
+    }
+
+    /// Blocks of this member do not fit their checksums: what is copied from it is not known to be sound.
+    pub(super) fn doubt_source(&mut self, source: MemberId) {
+        for member in self.ids() {
+            if let Some(rebuild) = self.rebuild(member).filter(|r| r.source == source) {
+                rebuild.rotten = true;
+            }
+        }
+    }
+
+    pub(super) fn is_setting_up_rebuild(&self) -> bool {
+        !self.select(|r| matches!(&r.role, Role::Joining(rebuild) if rebuild.is_setting_up())).is_empty()
+    }
+
+    /// Those whom every queue writes to, on a chain that is the members'.
+    pub(super) fn filling(&self) -> MemberSet {
+        let before = |stage: &Stage| matches!(stage, Stage::Asking | Stage::Beginning | Stage::Attaching(_));
+        self.linked(self.select(|r| matches!(&r.role, Role::Joining(rebuild) if !before(&rebuild.stage))))
+    }
+
+    /// A snapshot was decided: rebuilds go on with the former head under its name.
+    pub(super) fn head_became(&mut self, snapshot: LayerRef, name: &str) {
+        for member in self.attached_joiners().iter() {
+            if let Some(rebuild) = self.rebuild(member).filter(|r| matches!(r.stage, Stage::Copying)) {
+                rebuild.copy.head_became(snapshot, name);
+            }
+        }
+    }
+}
+
 impl Conductor {
     /// Why the replica is not to be overwritten: it came too late to say that the authority was put back, and may hold what nobody here
     /// has. With the other quorums the newest epoch found was started from.
@@ -153,7 +210,7 @@ impl Conductor {
         if !matches!(self.phase, Phase::Running) {
             return false;
         }
-        self.ids().any(|member| match &self.replica(member).role {
+        self.replicas.ids().any(|member| match &self.replicas.get(member).role {
             Role::Out => self.begin_rebuild(member),
             Role::Joining(_) => self.go_on_rebuilding(member),
             _ => false,
@@ -165,15 +222,22 @@ impl Conductor {
         if !self.is_rebuild_due(member) || self.stop_folds() {
             return false;
         }
-        let Some(source) = self.nearest(self.serving()) else { return false };
+        let Some(source) = self.replicas.nearest(self.replicas.serving()) else { return false };
         self.changes += 1;
         let attempt = self.changes;
         // What is rotten on the source is taken from those who hold the same.
-        self.linked(self.serving().without(source)).iter().for_each(|other| self.ask_state(other));
+        self.replicas
+            .linked(self.replicas.serving().without(source))
+            .iter()
+            .for_each(|other| self.ask_state(other));
         // An operation that the target holds prepared goes when it takes the chain over, and not before: the plan is made by it,
         // and the next one's, too, should this engine die.
         self.ask_state(source);
-        self.desk.log(format!("replica {} is brought in sync from {}", self.name(member), self.name(source)));
+        self.desk.log(format!(
+            "replica {} is brought in sync from {}",
+            self.replicas.name(member),
+            self.replicas.name(source)
+        ));
         let plan = Plan { keep: None, how: Vec::new(), own: Vec::new() };
         let copy = Copy::default();
         let rebuild = Rebuild {
@@ -187,14 +251,14 @@ impl Conductor {
             rests_until: 0,
             rotten: false,
         };
-        self.replica_mut(member).role = Role::Joining(Box::new(rebuild));
+        self.replicas.get_mut(member).role = Role::Joining(Box::new(rebuild));
         true
     }
 
     /// Nothing but folds stands against bringing this replica in sync. Until that has begun none begins: members whose folds are
     /// stopped one after the other would each be at the next one when the last of them rests.
     pub(super) fn is_rebuild_due(&self, member: MemberId) -> bool {
-        let replica = self.replica(member);
+        let replica = self.replicas.get(member);
         let known = matches!(replica.role, Role::Out)
             && replica.link.is_up()
             && replica.state.is_some()
@@ -208,21 +272,10 @@ impl Conductor {
         !busy && !old_copies()
     }
 
-    fn rebuild(&mut self, member: MemberId) -> Option<&mut Rebuild> {
-        match &mut self.replica_mut(member).role {
-            Role::Joining(rebuild) => Some(rebuild),
-            _ => None,
-        }
-    }
-
-    fn rebuild_of(&mut self, member: MemberId, attempt: u64) -> Option<&mut Rebuild> {
-        self.rebuild(member).filter(|r| r.attempt == attempt)
-    }
-
     fn go_on_rebuilding(&mut self, member: MemberId) -> bool {
         let (now, held) = (self.desk.now, self.copies_held() || !self.doubt.is_empty());
         let repairs = self.desk.jobs.count(|p| matches!(p, JobFor::Chunk(_))) > 0;
-        let Some(rebuild) = self.rebuild(member) else { return false };
+        let Some(rebuild) = self.replicas.rebuild(member) else { return false };
         let (attempt, source) = (rebuild.attempt, rebuild.source);
         match rebuild.stage {
             Stage::Asking => self.ask_to_begin(member, attempt, source),
@@ -235,34 +288,27 @@ impl Conductor {
             // Before the flush, which has to cover all that clients believe done.
             Stage::Copying if rebuild.copy.is_complete() => {
                 let switch = self.desk.switch(Switch::Await { member });
-                self.rebuild_goes_to(member, Stage::Awaiting(switch))
+                self.replicas.rebuild_goes_to(member, Stage::Awaiting(switch))
             }
             Stage::Awaiting(switch) => {
                 self.desk.switches.done(switch)
-                    && self.rebuild_goes_to(member, Stage::Flushing { flying: false, not_before: 0 })
+                    && self.replicas.rebuild_goes_to(member, Stage::Flushing { flying: false, not_before: 0 })
             }
             Stage::Copying => !held && (self.ask_for_pages(member) || self.copy_next(member)),
             Stage::Flushing { flying: false, not_before } if not_before <= now => {
                 self.desk.give(JobFor::RebuildFlush(member, attempt), Job::Flush);
-                self.rebuild_goes_to(member, Stage::Flushing { flying: true, not_before: 0 })
+                self.replicas.rebuild_goes_to(member, Stage::Flushing { flying: true, not_before: 0 })
             }
             _ => false,
         }
     }
 
-    fn rebuild_goes_to(&mut self, member: MemberId, stage: Stage) -> bool {
-        if let Some(rebuild) = self.rebuild(member) {
-            rebuild.stage = stage;
-        }
-        true
-    }
-
     /// The source has told its chain as it is now.
     fn ask_to_begin(&mut self, member: MemberId, attempt: u64, source: MemberId) -> bool {
-        let trusting = self.config.quorum != Quorum::Unsafe && !self.replica(member).thorough;
+        let trusting = self.config.quorum != Quorum::Unsafe && !self.replicas.get(member).thorough;
         let (forgets, blind) = (sabotaged!(self, forget_own_doubt), sabotaged!(self, snapshot_meanwhile));
         let (Some(theirs), Some(own)) =
-            (self.replica(source).state.as_ref(), self.replica(member).state.as_ref())
+            (self.replicas.get(source).state.as_ref(), self.replicas.get(member).state.as_ref())
         else {
             return false;
         };
@@ -279,7 +325,7 @@ impl Conductor {
         }
         let (size, chain, base) = (theirs.size, theirs.chain.clone(), own.epoch.clone());
         // Before enough are there nothing was made equal.
-        let settled = self.are_enough(self.serving());
+        let settled = self.replicas.are_enough(self.replicas.serving());
         let mut plan = plan(own, theirs, trusting, settled);
         if forgets {
             plan.own.clear();
@@ -290,20 +336,20 @@ impl Conductor {
         let keep = plan.keep.clone();
         self.take_chain(chain.clone());
         let planned = Arc::clone(&self.volume.chain);
-        if let Some(rebuild) = self.rebuild(member) {
+        if let Some(rebuild) = self.replicas.rebuild(member) {
             (rebuild.plan, rebuild.chain, rebuild.base) = (plan, planned, base);
         }
         self.desk.ask(member, ControlFor::Rebuild(attempt), Control::RebuildBegin { size, chain, keep });
-        self.rebuild_goes_to(member, Stage::Beginning)
+        self.replicas.rebuild_goes_to(member, Stage::Beginning)
     }
 
     pub(super) fn on_rebuild_yes(&mut self, member: MemberId, attempt: u64) {
-        let Some(rebuild) = self.rebuild_of(member, attempt) else { return };
+        let Some(rebuild) = self.replicas.rebuild_of(member, attempt) else { return };
         match rebuild.stage {
             Stage::Beginning => {
                 let switch = self.desk.switch(Switch::Fill { member });
-                self.replica_mut(member).attached = true;
-                self.rebuild_goes_to(member, Stage::Attaching(switch));
+                self.replicas.get_mut(member).attached = true;
+                self.replicas.rebuild_goes_to(member, Stage::Attaching(switch));
             }
             Stage::Ending => rebuild.stage = Stage::Whole,
             _ => {}
@@ -312,16 +358,16 @@ impl Conductor {
 
     /// Every write reaches the target: what it missed before is asked for.
     fn begin_remembering(&mut self, member: MemberId) -> bool {
-        let left = self.serving();
-        let Some(rebuild) = self.rebuild(member) else { return false };
+        let left = self.replicas.serving();
+        let Some(rebuild) = self.replicas.rebuild(member) else { return false };
         let marks = rebuild.plan.own.clone();
         let stage = Stage::Remembering(Memory { left, asked: None, known: false, marks, from: 0 });
-        self.rebuild_goes_to(member, stage)
+        self.replicas.rebuild_goes_to(member, stage)
     }
 
     fn remember(&mut self, member: MemberId) -> bool {
-        let linked = self.linked(self.serving());
-        let Some(rebuild) = self.rebuild(member) else { return false };
+        let linked = self.replicas.linked(self.replicas.serving());
+        let Some(rebuild) = self.replicas.rebuild(member) else { return false };
         let (attempt, base) = (rebuild.attempt, rebuild.base.clone());
         let marked = rebuild.plan.how.contains(&How::Marked);
         let Stage::Remembering(memory) = &mut rebuild.stage else { return false };
@@ -341,7 +387,7 @@ impl Conductor {
     }
 
     fn ask_missed(&mut self, member: MemberId, attempt: u64, other: MemberId, base: Epoch, from: u64) {
-        let replica = self.name(member).to_owned();
+        let replica = self.replicas.name(member).to_owned();
         self.desk.ask(other, ControlFor::Missed(member, attempt), Control::Missed { replica, base, from });
     }
 
@@ -353,7 +399,7 @@ impl Conductor {
         other: MemberId,
         page: Option<MapPage>,
     ) {
-        let Some(rebuild) = self.rebuild_of(member, attempt) else { return };
+        let Some(rebuild) = self.replicas.rebuild_of(member, attempt) else { return };
         let base = rebuild.base.clone();
         let Stage::Remembering(memory) = &mut rebuild.stage else { return };
         if memory.asked != Some(other) {
@@ -369,12 +415,12 @@ impl Conductor {
 
     fn begin_copying(&mut self, member: MemberId) -> bool {
         let size = self.volume.size;
-        let Some(chain) = self.rebuild(member).map(|rebuild| Arc::clone(&rebuild.chain)) else {
+        let Some(chain) = self.replicas.rebuild(member).map(|rebuild| Arc::clone(&rebuild.chain)) else {
             return false;
         };
         let layers: Vec<Option<LayerRef>> = chain.iter().map(|l| self.layer_ref(&l.name)).collect();
-        let name = self.name(member).to_owned();
-        let Some(rebuild) = self.rebuild(member) else { return false };
+        let name = self.replicas.name(member).to_owned();
+        let Some(rebuild) = self.replicas.rebuild(member) else { return false };
         let Stage::Remembering(memory) = &mut rebuild.stage else { return false };
         let (known, marks) = (memory.known, std::mem::take(&mut memory.marks));
         let length = |l: &LayerInfo| if l.name.is_empty() { size } else { l.length };
@@ -397,7 +443,7 @@ impl Conductor {
 
     /// Asks source and target where the layer whose turn it is holds anything.
     fn ask_for_pages(&mut self, member: MemberId) -> bool {
-        let Some(rebuild) = self.rebuild(member) else { return false };
+        let Some(rebuild) = self.replicas.rebuild(member) else { return false };
         let (attempt, source, wanted) = (rebuild.attempt, rebuild.source, rebuild.copy.wants());
         let asks = !wanted.is_empty();
         for Wanted { side, layer, from, number } in wanted {
@@ -409,19 +455,19 @@ impl Conductor {
     }
 
     pub(super) fn on_map(&mut self, target: MemberId, attempt: u64, side: Side, number: u64, page: MapPage) {
-        if let Some(rebuild) = self.rebuild_of(target, attempt) {
+        if let Some(rebuild) = self.replicas.rebuild_of(target, attempt) {
             rebuild.copy.heard(side, number, page);
         }
     }
 
     pub(super) fn on_no_map(&mut self, target: MemberId, attempt: u64, text: &str) {
-        if self.rebuild_of(target, attempt).is_some() {
+        if self.replicas.rebuild_of(target, attempt).is_some() {
             self.lose(target, text);
         }
     }
 
     pub(super) fn on_rebuild_no(&mut self, member: MemberId, attempt: u64, text: &str) {
-        if self.rebuild_of(member, attempt).is_some() {
+        if self.replicas.rebuild_of(member, attempt).is_some() {
             self.lose(member, text);
         }
     }
@@ -432,7 +478,9 @@ impl Conductor {
         let most = if busy { pace::BUSY_PIECE } else { u64::MAX };
         let ready = |r: &&mut Rebuild| r.copy.flying.len() < at_once && r.rests_until <= now;
         let free = self.pace.is_free(now, self.desk.limits.rebuild_rate);
-        let Some(rebuild) = self.rebuild(member).filter(ready).filter(|_| free) else { return false };
+        let Some(rebuild) = self.replicas.rebuild(member).filter(ready).filter(|_| free) else {
+            return false;
+        };
         let Some((number, piece)) = rebuild.copy.next(most, now) else { return false };
         let (attempt, source) = (rebuild.attempt, rebuild.source);
         self.pace.spend(piece.range.len, self.desk.limits.rebuild_rate);
@@ -453,7 +501,7 @@ impl Conductor {
         result: JobResult,
     ) {
         let (now, busy) = (self.desk.now, self.pace.is_busy(self.desk.now, self.config.shared.activity()));
-        let Some(rebuild) = self.rebuild_of(member, attempt) else { return };
+        let Some(rebuild) = self.replicas.rebuild_of(member, attempt) else { return };
         if let Some(since) = rebuild.copy.given_at(piece).filter(|_| busy) {
             // Half of the time at most: who waits meanwhile is not kept waiting by two copies in a row.
             rebuild.rests_until = now.saturating_add(now.saturating_sub(since).min(pace::REST_MAX));
@@ -473,7 +521,7 @@ impl Conductor {
 
     pub(super) fn on_rebuild_flushed(&mut self, member: MemberId, attempt: u64, result: JobResult) {
         let not_before = self.desk.now.saturating_add(self.desk.limits.retry_ns);
-        let Some(rebuild) = self.rebuild_of(member, attempt) else { return };
+        let Some(rebuild) = self.replicas.rebuild_of(member, attempt) else { return };
         if !matches!(rebuild.stage, Stage::Flushing { .. }) {
             return;
         }
@@ -486,37 +534,30 @@ impl Conductor {
         if !rotten {
             self.scrubs.filled(member);
         }
-        let name = self.name(member);
+        let name = self.replicas.name(member);
         self.desk
             .log(format!("replica {name}: of {looked} bytes looked at, {copied} differed and were copied"));
     }
 
-    /// An epoch with these is about to be recorded by them.
-    pub(super) fn mark_recorded(&mut self, joiners: MemberSet) {
-        for member in joiners.iter() {
-            if let Some(rebuild) = self.rebuild(member).filter(|r| matches!(r.stage, Stage::Ready)) {
-                rebuild.stage = Stage::Recorded;
-            }
-        }
-    }
-
     /// They have recorded an epoch: the marks go, and it counts for them. True once all are gone.
     pub(super) fn end_rebuilds(&mut self, joiners: MemberSet) -> bool {
-        for member in self.linked(joiners).iter() {
-            if let Some(rebuild) = self.rebuild(member).filter(|r| matches!(r.stage, Stage::Recorded)) {
+        for member in self.replicas.linked(joiners).iter() {
+            if let Some(rebuild) =
+                self.replicas.rebuild(member).filter(|r| matches!(r.stage, Stage::Recorded))
+            {
                 rebuild.stage = Stage::Ending;
                 let attempt = rebuild.attempt;
                 self.desk.ask(member, ControlFor::Rebuild(attempt), Control::RebuildEnd);
             }
         }
-        joiners.iter().all(|member| self.rebuild(member).is_some_and(|r| r.is_whole()))
+        joiners.iter().all(|member| self.replicas.rebuild(member).is_some_and(|r| r.is_whole()))
     }
 
     /// The epoch with them counts, every queue may read from them.
     pub(super) fn on_change_done(&mut self, joiners: MemberSet) {
-        for member in self.linked(joiners.and(self.serving())).iter() {
-            self.replica_mut(member).backoff = 0;
-            self.replica_mut(member).thorough = false;
+        for member in self.replicas.linked(joiners.and(self.replicas.serving())).iter() {
+            self.replicas.get_mut(member).backoff = 0;
+            self.replicas.get_mut(member).thorough = false;
             // What it marked while it was filled is taken back after a flush, like all other marks.
             self.ask_state(member);
             self.tell_resolved_after(Vec::new());
@@ -525,45 +566,17 @@ impl Conductor {
         }
     }
 
-    /// Blocks of this member do not fit their checksums: what is copied from it is not known to be sound.
-    pub(super) fn doubt_source(&mut self, source: MemberId) {
-        for member in self.ids() {
-            if let Some(rebuild) = self.rebuild(member).filter(|r| r.source == source) {
-                rebuild.rotten = true;
-            }
-        }
-    }
-
     /// Those who hold everything and only lack an epoch.
     pub(super) fn ready_joiners(&self) -> MemberSet {
-        let ready = self.select(|r| matches!(&r.role, Role::Joining(rebuild) if rebuild.is_ready()));
-        if self.closing.is_some() { MemberSet::EMPTY } else { self.linked(ready) }
-    }
-
-    pub(super) fn is_setting_up_rebuild(&self) -> bool {
-        !self.select(|r| matches!(&r.role, Role::Joining(rebuild) if rebuild.is_setting_up())).is_empty()
-    }
-
-    /// Those whom every queue writes to, on a chain that is the members'.
-    pub(super) fn filling(&self) -> MemberSet {
-        let before = |stage: &Stage| matches!(stage, Stage::Asking | Stage::Beginning | Stage::Attaching(_));
-        self.linked(self.select(|r| matches!(&r.role, Role::Joining(rebuild) if !before(&rebuild.stage))))
-    }
-
-    /// A snapshot was decided: rebuilds go on with the former head under its name.
-    pub(super) fn head_became(&mut self, snapshot: LayerRef, name: &str) {
-        for member in self.attached_joiners().iter() {
-            if let Some(rebuild) = self.rebuild(member).filter(|r| matches!(r.stage, Stage::Copying)) {
-                rebuild.copy.head_became(snapshot, name);
-            }
-        }
+        let ready = self.replicas.select(|r| matches!(&r.role, Role::Joining(rebuild) if rebuild.is_ready()));
+        if self.closing.is_some() { MemberSet::EMPTY } else { self.replicas.linked(ready) }
     }
 
     /// A rebuild of it ended without success: the next one waits.
     pub(super) fn set_back(&mut self, member: MemberId) {
         let (limit, first) = (self.desk.limits.rebuild_backoff_ns, self.desk.limits.retry_ns);
         let now = self.desk.now;
-        let replica = self.replica_mut(member);
+        let replica = self.replicas.get_mut(member);
         replica.backoff = replica.backoff.saturating_mul(2).clamp(first, limit);
         replica.rebuild_at = now.saturating_add(replica.backoff);
     }
@@ -571,11 +584,11 @@ impl Conductor {
     /// Rebuilds that copy from this replica cannot go on.
     pub(super) fn lose_source(&mut self, source: MemberId) {
         let of_it = |r: &super::Replica| matches!(&r.role, Role::Joining(rebuild) if rebuild.source == source && !rebuild.is_ready());
-        for member in self.select(of_it).iter() {
+        for member in self.replicas.select(of_it).iter() {
             self.lose(member, "its source failed");
         }
-        for member in self.ids() {
-            if let Some(Rebuild { stage: Stage::Remembering(memory), .. }) = self.rebuild(member) {
+        for member in self.replicas.ids() {
+            if let Some(Rebuild { stage: Stage::Remembering(memory), .. }) = self.replicas.rebuild(member) {
                 memory.asked = memory.asked.filter(|asked| *asked != source);
             }
         }
@@ -583,14 +596,14 @@ impl Conductor {
 
     /// Ends all rebuilds.
     pub(super) fn drop_rebuilds(&mut self, why: &str) {
-        for member in self.select(|r| matches!(r.role, Role::Joining(_))).iter() {
+        for member in self.replicas.joining().iter() {
             self.lose(member, why);
         }
     }
 
     pub(super) fn rebuild_deadline(&self) -> Option<u64> {
-        let due = self.ids().filter_map(|m| match &self.replica(m).role {
-            Role::Out if self.replica(m).link.is_up() => Some(self.replica(m).rebuild_at),
+        let due = self.replicas.ids().filter_map(|m| match &self.replicas.get(m).role {
+            Role::Out if self.replicas.get(m).link.is_up() => Some(self.replicas.get(m).rebuild_at),
             Role::Joining(rebuild) => match rebuild.stage {
                 Stage::Flushing { flying: false, not_before } => Some(not_before),
                 Stage::Copying => Some(rebuild.rests_until.max(self.pace.free_at())),

@@ -54,7 +54,7 @@ impl Conductor {
     /// Queues have their links: ranges in doubt come first.
     pub(super) fn begin_repairing(&mut self) -> bool {
         let mut in_doubt = InDoubt::default();
-        if self.members().len() > 1 && !sabotaged!(self, forget_in_doubt) {
+        if self.replicas.members().len() > 1 && !sabotaged!(self, forget_in_doubt) {
             in_doubt.pieces = pieces(&self.ranges_in_doubt());
             in_doubt.left = (0..in_doubt.pieces.len()).collect();
         }
@@ -68,7 +68,7 @@ impl Conductor {
     fn ranges_in_doubt(&self) -> Vec<Extent> {
         let volume = Extent::new(0, self.volume.size);
         let states =
-            self.members().iter().filter_map(|m| self.replica(m).state.as_deref()).collect::<Vec<_>>();
+            self.replicas.members().iter().filter_map(|m| self.replicas.state(m)).collect::<Vec<_>>();
         join(
             states
                 .iter()
@@ -83,7 +83,7 @@ impl Conductor {
         let now = self.desk.now;
         let Phase::Repairing(in_doubt) = &mut self.phase else { return false };
         if in_doubt.left.is_empty() && in_doubt.flying == 0 {
-            self.put_in_doubt(self.dead_of(self.members()), self.members());
+            self.put_in_doubt(self.dead_of(self.replicas.members()), self.replicas.members());
             self.phase = Phase::Running;
             self.tell_resolved_after(Vec::new());
             return true;
@@ -95,15 +95,14 @@ impl Conductor {
         in_doubt.flying += 1;
         in_doubt.retry_at = None;
         let range = in_doubt.pieces[piece];
-        self.equalise(JobFor::InDoubt(piece), None, range, self.dead_of(self.members()));
+        self.equalise(JobFor::InDoubt(piece), None, range, self.dead_of(self.replicas.members()));
         true
     }
 
     /// By what they have said of themselves.
     pub(super) fn dead_of(&self, members: MemberSet) -> Dead {
-        let is = |m: MemberId, what: fn(&lh_wire::ReplicaState) -> bool| {
-            self.replica(m).state.as_deref().is_some_and(what)
-        };
+        let is =
+            |m: MemberId, what: fn(&lh_wire::ReplicaState) -> bool| self.replicas.state(m).is_some_and(what);
         let all: MemberSet = members.iter().filter(|m| !is(*m, |s| s.lived)).collect();
         let unpowered = all.iter().filter(|m| !is(*m, |s| s.powered)).collect();
         Dead { all, unpowered }
@@ -112,13 +111,17 @@ impl Conductor {
     /// Copies a range from the best source among the members to all others. What that one cannot read another one gives that holds as
     /// much of what was answered; then it is written anew on the former, too.
     fn equalise(&mut self, purpose: JobFor, layer: Option<LayerRef>, range: Extent, dead: Dead) {
-        let members = self.serving();
+        let members = self.replicas.serving();
         let kept = self.best_of(members, dead);
-        let Some(source) = self.nearest(kept.minus(dead.all)).or_else(|| self.nearest(kept)) else { return };
+        let Some(source) =
+            self.replicas.nearest(kept.minus(dead.all)).or_else(|| self.replicas.nearest(kept))
+        else {
+            return;
+        };
         let merged = self.may_have_folded(members) && !sabotaged!(self, repair_by_layer);
         // What is merged becomes the layer's own on all of them, on who is being filled, too: one that holds less in this layer
         // would do so for ever, and a scrub would find that.
-        let filling = if sabotaged!(self, spare_filler) { MemberSet::EMPTY } else { self.filling() };
+        let filling = if sabotaged!(self, spare_filler) { MemberSet::EMPTY } else { self.replicas.filling() };
         let targets = match merged {
             true if sabotaged!(self, spare_source) => members.without(source),
             true => members.or(filling),
@@ -155,29 +158,26 @@ impl Conductor {
         if sabotaged!(self, power_unasked) {
             return MemberSet::EMPTY;
         }
-        let since = |m: MemberId| self.replica(m).state.as_ref().and_then(|s| s.power_since);
+        let since = |m: MemberId| self.replicas.get(m).state.as_ref().and_then(|s| s.power_since);
         let longest = members.iter().filter_map(since).min();
         members.iter().filter(|m| longest.is_some() && since(*m) == longest).collect()
     }
 
     fn may_have_folded(&self, members: MemberSet) -> bool {
-        may_differ(members.iter().filter_map(|m| self.replica(m).state.as_ref()).map(|s| s.chain.as_slice()))
+        may_differ(
+            members.iter().filter_map(|m| self.replicas.get(m).state.as_ref()).map(|s| s.chain.as_slice()),
+        )
     }
 
     /// Members that hold what this one does, layer by layer, by what they have said last. While a replica is filled nobody
     /// folds, so it stays so.
     pub(super) fn alike(&self, source: MemberId) -> MemberSet {
-        let told = |m: &MemberId| self.replica(*m).state.as_ref().is_some_and(|s| s.fold.is_none());
+        let told = |m: &MemberId| self.replicas.get(*m).state.as_ref().is_some_and(|s| s.fold.is_none());
         let same = |m: &MemberId| !self.may_have_folded(MemberSet::EMPTY.with(source).with(*m));
         if !told(&source) {
             return MemberSet::EMPTY;
         }
-        self.serving().without(source).iter().filter(told).filter(same).collect()
-    }
-
-    /// One of the set, a local one if there is one.
-    pub(super) fn nearest(&self, of: MemberSet) -> Option<MemberId> {
-        of.iter().min_by_key(|m| (!self.replica(*m).local, *m))
+        self.replicas.serving().without(source).iter().filter(told).filter(same).collect()
     }
 
     pub(super) fn on_in_doubt_copied(&mut self, piece: usize, result: JobResult) {
@@ -207,7 +207,7 @@ impl Conductor {
     /// from it, and a client that was told of a loss before would be told otherwise.
     pub(super) fn put_in_doubt(&mut self, dead: Dead, together: MemberSet) {
         let shared = self.config.shared.clone();
-        let away = !self.failing().minus(together).is_empty();
+        let away = !self.replicas.failing().minus(together).is_empty();
         let differ = if together.len() > 1 { dead.all } else { dead.unpowered };
         let doubtful = if (together.len() > 1 || away) && !sabotaged!(self, skip_intent) {
             differ
@@ -218,7 +218,7 @@ impl Conductor {
             self.look_for_a_loss(together);
         }
         for member in together.iter() {
-            let Some(marked) = self.replica(member).state.as_ref().map(|s| s.intent.clone()) else {
+            let Some(marked) = self.replicas.get(member).state.as_ref().map(|s| s.intent.clone()) else {
                 continue;
             };
             for chunk in marked.into_iter().flat_map(|range| shared.chunks_of(range)) {
@@ -245,7 +245,8 @@ impl Conductor {
 
     /// All of them have lost their hosts' power: what was answered and no flush covers may be gone.
     fn look_for_a_loss(&mut self, together: MemberSet) {
-        let marked = |m: &MemberId| self.replica(*m).state.as_ref().is_some_and(|s| !s.intent.is_empty());
+        let marked =
+            |m: &MemberId| self.replicas.get(*m).state.as_ref().is_some_and(|s| !s.intent.is_empty());
         let marked = together.iter().any(|m| marked(&m));
         if marked {
             let line = "every replica that is here has lost its host's power, or its disk failed: what was answered and not flushed may be gone";
@@ -311,7 +312,7 @@ impl Conductor {
         if self.doubt.is_empty() {
             return self.tell_resolved();
         }
-        if self.serving().len() == 1 {
+        if self.replicas.serving().len() == 1 {
             return self.resolve_all();
         }
         self.resolve_finished() || self.look_at_chains() || self.sees_chains() && self.copy_next_piece()
@@ -322,11 +323,11 @@ impl Conductor {
             return false;
         }
         // With too few members the start may begin again with one more, which nobody was made equal to.
-        if !self.are_enough(self.serving()) {
+        if !self.replicas.are_enough(self.replicas.serving()) {
             return false;
         }
         self.doubt.after.clear();
-        let serving = self.serving();
+        let serving = self.replicas.serving();
         let mut told = self.doubt.told;
         self.poll(&mut told, serving, ControlFor::Resolved, &Control::Resolved);
         self.doubt.told = told;
@@ -352,14 +353,14 @@ impl Conductor {
     /// Of all that can be read from it alone still has what was answered and not flushed in some chunk: the others have lost their
     /// hosts' power, and have not got it yet.
     pub(super) fn is_only_source(&self, member: MemberId) -> bool {
-        let serving = self.serving();
+        let serving = self.replicas.serving();
         let alone = |c: &Chunk| serving.minus(c.dead.unpowered) == MemberSet::EMPTY.with(member);
         serving.len() > 1 && self.doubt.chunks.values().any(alone)
     }
 
     /// The others are enough, and have all that this one has.
     pub(super) fn can_be_spared(&self, member: MemberId) -> bool {
-        self.are_enough(self.serving().without(member)) && !self.is_only_source(member)
+        self.replicas.are_enough(self.replicas.serving().without(member)) && !self.is_only_source(member)
     }
 
     fn resolve_finished(&mut self) -> bool {
@@ -373,7 +374,7 @@ impl Conductor {
     fn resolve(&mut self, chunk: u64) {
         let ended = self.doubt.remove(chunk);
         // Whoever still had it has been lost meanwhile.
-        if self.serving().minus(ended.dead.unpowered).is_empty() {
+        if self.replicas.serving().minus(ended.dead.unpowered).is_empty() {
             self.tell_of_loss(ended.owed);
         }
         if self.doubt.is_empty() {
@@ -441,7 +442,7 @@ impl Conductor {
                 self.doubt.retry_at = self.desk.now.saturating_add(self.desk.limits.retry_ns);
                 let JobResult::Failed { member } = result else { return };
                 // Clients do not wait for who only is being filled.
-                if self.filling().has(member) || often && self.can_be_spared(member) {
+                if self.replicas.filling().has(member) || often && self.can_be_spared(member) {
                     // Whoever is asked from now on is another one.
                     self.doubt.failures = 0;
                     self.doubt.chunks.values_mut().for_each(|chunk| chunk.failures = 0);
@@ -454,13 +455,13 @@ impl Conductor {
     /// A replica has told its state. What a serving member marks is kept to be taken back after a flush, what it calls
     /// unsettled is settled after one.
     pub(super) fn on_state(&mut self, member: MemberId, state: Box<lh_wire::ReplicaState>) {
-        if matches!(self.phase, Phase::Running) && self.serving().has(member) {
+        if matches!(self.phase, Phase::Running) && self.replicas.serving().has(member) {
             for range in &state.intent {
                 self.config.shared.wrote(*range);
             }
             self.note_unsettled(&state.unsettled);
         }
-        self.replica_mut(member).state = Some(state);
+        self.replicas.get_mut(member).state = Some(state);
     }
 
     pub(super) fn doubt_deadline(&self) -> Option<u64> {

@@ -29,7 +29,7 @@ use lh_block::Extent;
 use lh_wire::{Control, MapPage, ReplicaState, UNASKED_HASH_RATE};
 
 use super::rebuild::pace::{BUSY_PIECE, Pace, REST_MAX};
-use super::{Command, CommandError, CommandId, Conductor, ControlFor, Job, JobFor, Output, Phase, Role};
+use super::{Command, CommandError, CommandId, Conductor, ControlFor, Job, JobFor, Output, Phase};
 use crate::message::{JobResult, LayerRef, MemberId, MemberSet};
 
 use chains::Chains;
@@ -221,7 +221,7 @@ impl Conductor {
         scrub.end(Some(why));
         self.desk.log(format!("the scrub ends: {why}"));
         if hashes {
-            for member in self.linked(self.serving()).iter() {
+            for member in self.replicas.linked(self.replicas.serving()).iter() {
                 self.desk.ask(member, ControlFor::Hash(attempt), Control::HashStop);
             }
         }
@@ -279,13 +279,13 @@ impl Conductor {
             || self.copies_held()
             || self.folds_want()
             || !self.doubt.is_empty()
-            || !self.select(|r| matches!(r.role, Role::Joining(_))).is_empty()
+            || !self.replicas.joining().is_empty()
             // Copies of before a fold or a change of the membership end first.
             || self.desk.jobs.count(|p| matches!(p, JobFor::InDoubt(_) | JobFor::Chunk(_) | JobFor::Rebuild(..))) > 0
     }
 
     fn check_on(&mut self, attempt: u64) -> bool {
-        let members = self.serving();
+        let members = self.replicas.serving();
         let Some(scrub) = self.scrubs.of(attempt) else { return false };
         if !scrub.chains.are_of(members) {
             let unasked = scrub.chains.ask(members);
@@ -374,8 +374,8 @@ impl Conductor {
     }
 
     fn compare_next(&mut self, attempt: u64) -> bool {
-        let (now, copies, members) = (self.desk.now, self.desk.limits.copies, self.serving());
-        let Some(source) = self.nearest(members) else { return false };
+        let (now, copies, members) = (self.desk.now, self.desk.limits.copies, self.replicas.serving());
+        let Some(source) = self.replicas.nearest(members) else { return false };
         let activity = self.config.shared.activity();
         let Some(scrub) = self.scrubs.of(attempt) else { return false };
         let busy = scrub.pace.is_busy(now, activity);
@@ -404,7 +404,7 @@ impl Conductor {
     }
 
     fn on_compared(&mut self, attempt: u64, number: u64, result: JobResult) {
-        let (now, serving) = (self.desk.now, self.serving());
+        let (now, serving) = (self.desk.now, self.replicas.serving());
         let activity = self.config.shared.activity();
         let Some(scrub) = self.scrubs.of(attempt) else { return };
         let Some((range, since)) = scrub.flying.remove(&number) else { return };
@@ -469,7 +469,7 @@ impl Conductor {
     }
 
     fn hash_on(&mut self, attempt: u64) -> bool {
-        let (now, serving) = (self.desk.now, self.linked(self.serving()));
+        let (now, serving) = (self.desk.now, self.replicas.linked(self.replicas.serving()));
         let chain = self.volume.chain.clone();
         let Some(scrub) = self.scrubs.of(attempt) else { return false };
         let rate = Some(scrub.rate).filter(|rate| *rate > 0);
@@ -507,7 +507,7 @@ impl Conductor {
 
     /// A replica says how far it is with its checksums, or that it has begun.
     pub(super) fn on_hashing(&mut self, member: MemberId, attempt: u64, state: Option<&ReplicaState>) {
-        let name = self.name(member).to_owned();
+        let name = self.replicas.name(member).to_owned();
         let Some(scrub) = self.scrubs.of(attempt) else { return };
         if let Some(state) = state {
             scrub.chains.heard(member, state);
@@ -532,7 +532,7 @@ impl Conductor {
     }
 
     pub(super) fn on_no_hash(&mut self, member: MemberId, attempt: u64, text: &str) {
-        let name = self.name(member).to_owned();
+        let name = self.replicas.name(member).to_owned();
         let Some(scrub) = self.scrubs.of(attempt) else { return };
         let Stage::Hashing { done, .. } = &mut scrub.stage else { return };
         *done = done.with(member);

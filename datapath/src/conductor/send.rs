@@ -6,7 +6,7 @@ use crate::message::{LayerRef, MemberId};
 
 impl Conductor {
     pub(super) fn ask_state(&mut self, member: MemberId) {
-        self.replica_mut(member).state = None;
+        self.replicas.get_mut(member).state = None;
         self.desk.ask(member, ControlFor::State, lh_wire::Control::State);
     }
 

@@ -9,7 +9,7 @@ use lh_wire::ReplicaState;
 
 use super::chain::unfinished;
 use super::choose::{Candidate, Choice, Start, choose};
-use super::{Conductor, ControlFor, Link, Opening, Output, Phase, Quorum, Role, Seat, sabotaged};
+use super::{Conductor, ControlFor, Opening, Output, Phase, Quorum, Role, Seat, sabotaged};
 use crate::message::{MemberId, MemberSet, Switch, SwitchId};
 
 /// So many starts that begin again because one replica is lost are enough.
@@ -29,7 +29,7 @@ impl Conductor {
 
     fn collect(&mut self) -> bool {
         // What a start before this one left on its way could still change what is chosen now.
-        if self.store.is_some() || !self.desk.jobs.no_copies() || self.is_closing_links() {
+        if self.store.is_some() || !self.desk.jobs.no_copies() || self.replicas.is_closing_links() {
             return false;
         }
         match self.choose() {
@@ -45,7 +45,7 @@ impl Conductor {
             Choice::Start(start) => {
                 let since = self.possible_since();
                 let over = self.desk.now >= since.saturating_add(self.desk.limits.grace_ns);
-                if !(start.complete || over && !self.is_answering(start.base.as_ref())) {
+                if !(start.complete || over && !self.replicas.is_answering(start.base.as_ref())) {
                     self.waiting_for = Some("further replicas may still come".into());
                     return false;
                 }
@@ -56,13 +56,6 @@ impl Conductor {
                 true
             }
         }
-    }
-
-    /// A member of the epoch is connected and has not said yet what it holds. It may be the one that has everything, and is
-    /// lost itself if it takes too long.
-    fn is_answering(&self, epoch: Option<&Epoch>) -> bool {
-        let in_epoch = |m: &MemberId| epoch.is_none_or(|e| e.has(self.name(*m)));
-        self.linked(self.configured()).iter().filter(in_epoch).any(|m| self.replica(m).state.is_none())
     }
 
     /// Asks the authority once more if a replica was fenced since it was asked, and does not wait for the answer: true if it has
@@ -85,8 +78,14 @@ impl Conductor {
     pub(super) fn begin_again_from(&mut self, current: Epoch) {
         self.desk
             .log(format!("the engine before has stored epoch {}.{}", current.generation, current.counter));
-        for member in self.configured().iter().filter(|m| !current.has(self.name(*m))).collect::<Vec<_>>() {
-            self.replica_mut(member).thorough = true;
+        for member in self
+            .replicas
+            .configured()
+            .iter()
+            .filter(|m| !current.has(self.replicas.name(*m)))
+            .collect::<Vec<_>>()
+        {
+            self.replicas.get_mut(member).thorough = true;
         }
         self.authority = Some(Some(current));
         self.begin_again();
@@ -96,17 +95,21 @@ impl Conductor {
         if let Some(why) = self.waits_for_learner() {
             return Choice::Wait(why);
         }
-        let asked = if sabotaged!(self, learner_unheard) { self.counted() } else { self.configured() };
+        let asked = if sabotaged!(self, learner_unheard) {
+            self.replicas.counted()
+        } else {
+            self.replicas.configured()
+        };
         let candidates: Vec<Candidate<'_>> = asked
             .iter()
             .map(|id| {
-                let replica = self.replica(id);
+                let replica = self.replicas.get(id);
                 let (name, counts) = (replica.name.as_str(), !replica.learner);
                 Candidate { id, name, counts, state: replica.state.as_deref() }
             })
             .collect();
         let (quorum, own) = (self.config.quorum, self.config.generation);
-        let choice = choose(quorum, own, self.authority.as_ref(), self.members_min(), &candidates);
+        let choice = choose(quorum, own, self.authority.as_ref(), self.replicas.members_min(), &candidates);
         match choice {
             Choice::Start(start) => {
                 let unfenced = start.unfenced || self.is_learner_unfenced();
@@ -122,14 +125,14 @@ impl Conductor {
         if self.config.quorum != Quorum::Majority {
             return None;
         }
-        let (volume, state) = (&self.config.volume, |m: MemberId| self.replica(m).state.as_deref());
-        if !self.counted().iter().all(|m| state(m).is_some_and(|s| s.epoch.is_none())) {
+        let (volume, state) = (&self.config.volume, |m: MemberId| self.replicas.state(m));
+        if !self.replicas.counted().iter().all(|m| state(m).is_some_and(|s| s.epoch.is_none())) {
             return None;
         }
         let tells = |s: &ReplicaState| s.epoch.as_ref().is_some_and(|e| e.counter > 0);
-        let may_be_member = |m: &MemberId| self.replica(*m).noted_learner && state(*m).is_none_or(tells);
-        let learner = self.configured().minus(self.counted()).iter().find(may_be_member)?;
-        let name = self.name(learner);
+        let may_be_member = |m: &MemberId| self.replicas.get(*m).noted_learner && state(*m).is_none_or(tells);
+        let learner = self.replicas.configured().minus(self.replicas.counted()).iter().find(may_be_member)?;
+        let name = self.replicas.name(learner);
         Some(match state(learner) {
             None => format!("no replica that is here has a record of the volume, and {name} may have one"),
             Some(_) => format!(
@@ -141,8 +144,8 @@ impl Conductor {
 
     /// Nothing is decided with a learner. But it may have been a member, which nobody has noted, and be read from by an engine before.
     fn is_learner_unfenced(&self) -> bool {
-        let learners = self.configured().minus(self.counted());
-        learners.iter().any(|m| self.replica(m).state.is_none()) && !sabotaged!(self, learner_unheard)
+        let learners = self.replicas.configured().minus(self.replicas.counted());
+        learners.iter().any(|m| self.replicas.get(m).state.is_none()) && !sabotaged!(self, learner_unheard)
     }
 
     fn possible_since(&mut self) -> u64 {
@@ -153,17 +156,13 @@ impl Conductor {
         }
     }
 
-    fn is_closing_links(&self) -> bool {
-        self.ids().any(|m| matches!(self.replica(m).link, Link::Closing(_)))
-    }
-
     fn begin(&mut self, start: Start) {
         self.waiting_for = None;
         if start.unfenced && !self.config.known_dead {
             self.lease_until = self.lease_until.max(self.desk.now.saturating_add(self.desk.limits.lease_ns));
         }
         let members = self.without_spoilers(start.members);
-        self.desk.log(format!("starting with {}", self.names_of(members).join(", ")));
+        self.desk.log(format!("starting with {}", self.replicas.names_of(members).join(", ")));
         if let (Some(base), Some(Some(stored))) = (&start.base, &self.authority)
             && base.order() > stored.order()
         {
@@ -176,10 +175,10 @@ impl Conductor {
         self.epoch = start.base;
         self.recorded = start.recorded;
         for member in members.iter() {
-            self.replica_mut(member).role = Role::Member(Seat::Serving);
+            self.replicas.get_mut(member).role = Role::Member(Seat::Serving);
         }
         // Left from a start before this one, and not chosen again.
-        for member in self.select(|r| r.attached && matches!(r.role, Role::Out)).iter() {
+        for member in self.replicas.select(|r| r.attached && matches!(r.role, Role::Out)).iter() {
             self.lose(member, "it is not chosen");
         }
         self.phase = Phase::Finishing { asked: MemberSet::EMPTY };
@@ -189,12 +188,13 @@ impl Conductor {
     /// nobody who has what was answered.
     fn without_spoilers(&mut self, chosen: MemberSet) -> MemberSet {
         let mut members = chosen;
-        let mut spoilers: Vec<_> = chosen.iter().filter(|m| self.replica(*m).spoilt >= SPOILS_MAX).collect();
-        spoilers.sort_by_key(|m| std::cmp::Reverse(self.replica(*m).spoilt));
+        let mut spoilers: Vec<_> =
+            chosen.iter().filter(|m| self.replicas.get(*m).spoilt >= SPOILS_MAX).collect();
+        spoilers.sort_by_key(|m| std::cmp::Reverse(self.replicas.get(*m).spoilt));
         for member in spoilers {
-            let enough = self.are_enough(members.without(member));
+            let enough = self.replicas.are_enough(members.without(member));
             if enough && !self.best_of(members, self.dead_of(members)).without(member).is_empty() {
-                let (name, times) = (self.name(member), self.replica(member).spoilt);
+                let (name, times) = (self.replicas.name(member), self.replicas.get(member).spoilt);
                 self.desk.log(format!(
                     "the start goes on without replica {name}, which was lost in {times} attempts"
                 ));
@@ -206,8 +206,8 @@ impl Conductor {
 
     /// Chain operations of engines before: carried out everywhere if any member has, taken back else.
     fn finish_chain(&mut self, asked: MemberSet) -> bool {
-        let members = self.members();
-        if !members.iter().all(|m| self.replica(m).state.is_some()) {
+        let members = self.replicas.members();
+        if !members.iter().all(|m| self.replicas.get(m).state.is_some()) {
             return false;
         }
         let Some((member, control)) = members.iter().find_map(|m| Some((m, self.to_finish(m)?))) else {
@@ -217,17 +217,18 @@ impl Conductor {
             self.lose(member, "it does not settle a chain operation");
             return true;
         }
-        self.replica_mut(member).state = None;
+        self.replicas.get_mut(member).state = None;
         self.desk.ask(member, ControlFor::Finish, control);
         self.phase = Phase::Finishing { asked: asked.with(member) };
         true
     }
 
     fn to_finish(&self, member: MemberId) -> Option<lh_wire::Control> {
-        let state = self.replica(member).state.as_deref()?;
-        let members = self.members();
+        let state = self.replicas.state(member)?;
+        let members = self.replicas.members();
         unfinished(state, |id| {
-            let known = |m: MemberId| self.replica(m).state.as_ref().is_some_and(|s| s.committed == Some(id));
+            let known =
+                |m: MemberId| self.replicas.get(m).state.as_ref().is_some_and(|s| s.committed == Some(id));
             let carried_out = members.iter().any(known) && !sabotaged!(self, undo_decided);
             self.decided == Some(id) || carried_out
         })
@@ -235,17 +236,21 @@ impl Conductor {
 
     /// Members that do not hold the same snapshots as most of the others are no members: they are rebuilt.
     fn compare_shapes(&mut self) -> bool {
-        let members = self.members();
+        let members = self.replicas.members();
         let Some(model) =
-            members.iter().max_by_key(|m| self.likeness(*m)).and_then(|m| self.replica(m).state.clone())
+            members.iter().max_by_key(|m| self.likeness(*m)).and_then(|m| self.replicas.get(m).state.clone())
         else {
             return false;
         };
         for member in members.iter() {
-            let alike = self.replica(member).state.as_ref().is_some_and(|s| self.have_same_shape(s, &model));
+            let alike =
+                self.replicas.get(member).state.as_ref().is_some_and(|s| self.have_same_shape(s, &model));
             if !alike && !sabotaged!(self, undo_decided) {
-                self.desk.log(format!("replica {} holds other snapshots than the rest", self.name(member)));
-                let replica = self.replica_mut(member);
+                self.desk.log(format!(
+                    "replica {} holds other snapshots than the rest",
+                    self.replicas.name(member)
+                ));
+                let replica = self.replicas.get_mut(member);
                 replica.role = Role::Out;
                 replica.last_error = Some("it holds other snapshots than the rest".into());
                 if replica.attached {
@@ -260,10 +265,10 @@ impl Conductor {
 
     /// How many hold the same as this one; who lived on counts more. A learner is no model for who decides.
     fn likeness(&self, member: MemberId) -> (bool, usize, bool) {
-        let Some(own) = self.replica(member).state.as_deref() else { return (false, 0, false) };
+        let Some(own) = self.replicas.state(member) else { return (false, 0, false) };
         let like =
-            |m: &MemberId| self.replica(*m).state.as_ref().is_some_and(|s| self.have_same_shape(s, own));
-        (self.counted().has(member), self.members().iter().filter(like).count(), own.lived)
+            |m: &MemberId| self.replicas.get(*m).state.as_ref().is_some_and(|s| self.have_same_shape(s, own));
+        (self.replicas.counted().has(member), self.replicas.members().iter().filter(like).count(), own.lived)
     }
 
     fn take_volume(&mut self, model: &ReplicaState) {
@@ -271,7 +276,7 @@ impl Conductor {
         self.config.shared.grow(model.size);
         self.volume.chain = model.chain.clone().into();
         self.volume.unsettled.clear();
-        let told = self.members().iter().filter_map(|m| self.replica(m).state.as_ref());
+        let told = self.replicas.members().iter().filter_map(|m| self.replicas.get(m).state.as_ref());
         let unsettled: Vec<String> = told.flat_map(|s| s.unsettled.iter().cloned()).collect();
         self.note_unsettled(&unsettled);
         for name in model.chain.iter().map(|l| l.name.clone()).collect::<Vec<_>>() {
@@ -284,16 +289,18 @@ impl Conductor {
     /// this engine's generation it never will.
     fn begin_first_change(&mut self) {
         self.phase = Phase::Recording;
-        let members = self.members();
-        if self.are_enough(members) {
+        let members = self.replicas.members();
+        if self.replicas.are_enough(members) {
             self.begin_change(members, MemberSet::EMPTY, MemberSet::EMPTY);
         }
     }
 
     fn begin_attaching(&mut self) -> bool {
         let mut switches = Vec::new();
-        for member in self.members().iter().filter(|m| !self.replica(*m).attached).collect::<Vec<_>>() {
-            self.replica_mut(member).attached = true;
+        for member in
+            self.replicas.members().iter().filter(|m| !self.replicas.get(*m).attached).collect::<Vec<_>>()
+        {
+            self.replicas.get_mut(member).attached = true;
             switches.push(self.desk.switch(Switch::Attach { member }));
         }
         self.phase = Phase::Attaching(switches);
@@ -326,11 +333,11 @@ impl Conductor {
         if !matches!(self.phase, Phase::Running) || self.change.is_some() || self.closing.is_some() {
             return false;
         }
-        if !self.are_enough(self.serving()) {
+        if !self.replicas.are_enough(self.replicas.serving()) {
             self.waiting_for = Some("too few replicas hold the newest data".into());
             return false;
         }
-        if !self.is_recorded(self.members()) {
+        if !self.is_recorded(self.replicas.members()) {
             // A joiner was lost while its epoch was being stored: the next one leaves it out.
             return false;
         }
@@ -347,7 +354,7 @@ impl Conductor {
         if self.volume.size != self.config.size {
             switches.push(self.desk.switch(Switch::Resize { size: self.volume.size }));
         }
-        for member in self.serving().iter() {
+        for member in self.replicas.serving().iter() {
             switches.push(self.desk.switch(Switch::Promote { member }));
         }
         switches.push(self.desk.switch(Switch::Resume));
@@ -363,13 +370,13 @@ impl Conductor {
         self.phase = Phase::Collecting { since: None };
         self.drop_change();
         self.drop_doubt();
-        for member in self.select(|r| matches!(r.role, Role::Joining(_))).iter() {
+        for member in self.replicas.joining().iter() {
             self.lose(member, "the start begins again");
         }
-        for member in self.members().iter() {
-            self.replica_mut(member).role = Role::Out;
+        for member in self.replicas.members().iter() {
+            self.replicas.get_mut(member).role = Role::Out;
         }
-        for member in self.linked(self.configured()).iter() {
+        for member in self.replicas.linked(self.replicas.configured()).iter() {
             self.ask_state(member);
         }
     }
@@ -377,8 +384,8 @@ impl Conductor {
     /// A member of the epoch has come after the start went on without it, but nothing was answered yet: with too few
     /// members the volume is held shut, and this one may be enough. It may also be the one that holds everything.
     pub(super) fn on_late_member(&mut self, member: MemberId) {
-        let held = !self.serves() && !self.are_enough(self.serving());
-        let counts = self.epoch.as_ref().is_some_and(|e| e.has(self.name(member)));
+        let held = !self.serves() && !self.replicas.are_enough(self.replicas.serving());
+        let counts = self.epoch.as_ref().is_some_and(|e| e.has(self.replicas.name(member)));
         if held && counts {
             self.begin_again();
         }
@@ -393,7 +400,7 @@ impl Conductor {
             Phase::Collecting { since } => asks_authority || self.store.is_some() || since.is_some(),
             Phase::Finishing { .. } | Phase::Recording | Phase::Attaching(_) | Phase::Repairing(_) => true,
             Phase::Running => {
-                let opens = !self.is_open() && self.are_enough(self.serving());
+                let opens = !self.is_open() && self.replicas.are_enough(self.replicas.serving());
                 // With too few members nothing is repaired before enough are back.
                 let repairs = !self.doubt.is_empty() && self.outage.is_none();
                 opens || self.store.is_some() || repairs

@@ -129,7 +129,7 @@ impl Conductor {
             robustness: self.robustness(),
             open: self.is_open(),
             waiting_for: waiting,
-            replicas: self.configured().iter().map(|m| self.replica_status(m)).collect(),
+            replicas: self.replicas.configured().iter().map(|m| self.replica_status(m)).collect(),
             epoch: self.epoch.clone(),
             size: self.volume.size,
             chain: self.volume.chain.clone(),
@@ -142,18 +142,18 @@ impl Conductor {
     }
 
     fn robustness(&self) -> Robustness {
-        let serving = self.serving().len();
+        let serving = self.replicas.serving().len();
         match (&self.phase, &self.opening) {
             (Phase::Stopped, _) => Robustness::Unknown,
-            (_, Opening::Open) if !self.are_enough(self.serving()) => Robustness::Faulted,
-            (_, Opening::Open) if serving < self.configured().len() => Robustness::Degraded,
+            (_, Opening::Open) if !self.replicas.are_enough(self.replicas.serving()) => Robustness::Faulted,
+            (_, Opening::Open) if serving < self.replicas.configured().len() => Robustness::Degraded,
             (_, Opening::Open) => Robustness::Healthy,
             _ => Robustness::Unknown,
         }
     }
 
     fn replica_status(&self, member: MemberId) -> ReplicaStatus {
-        let replica = self.replica(member);
+        let replica = self.replicas.get(member);
         let (mode, rebuild) = match &replica.role {
             Role::Member(Seat::Serving) => (Mode::Rw, None),
             Role::Joining(rebuild) => {

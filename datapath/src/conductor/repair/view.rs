@@ -41,7 +41,7 @@ impl Conductor {
         if !sabotaged!(self, fold_beside_repair) && self.stop_folds() {
             return false;
         }
-        let unasked = self.serving().minus(self.doubt.view.asked);
+        let unasked = self.replicas.serving().minus(self.doubt.view.asked);
         self.doubt.view.asked = self.doubt.view.asked.or(unasked);
         for member in unasked.iter() {
             self.desk.ask(member, ControlFor::Doubt(self.doubt.view.number), Control::State);
@@ -51,7 +51,7 @@ impl Conductor {
 
     /// Every member has told its chain, and folds nothing.
     pub(super) fn sees_chains(&self) -> bool {
-        self.doubt.view.is_of(self.serving())
+        self.doubt.view.is_of(self.replicas.serving())
     }
 
     pub(in super::super) fn on_doubt_state(
@@ -78,7 +78,7 @@ impl Conductor {
     /// [`lh_wire::MERGED`] is for.
     pub(super) fn unsettled_layers(&self) -> Vec<String> {
         let states: Vec<&ReplicaState> =
-            self.serving().iter().filter_map(|m| self.replica(m).state.as_deref()).collect();
+            self.replicas.serving().iter().filter_map(|m| self.replicas.state(m)).collect();
         let is_unsettled = |name: &String| {
             self.volume.unsettled.contains(name) || states.iter().any(|s| s.unsettled.contains(name))
         };

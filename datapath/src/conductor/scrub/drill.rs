@@ -72,7 +72,7 @@ impl Scrub {
 
 impl Conductor {
     pub(super) fn drill_on(&mut self, attempt: u64) -> bool {
-        let (now, serving) = (self.desk.now, self.serving());
+        let (now, serving) = (self.desk.now, self.replicas.serving());
         let Some(scrub) = self.scrubs.of(attempt) else { return false };
         let Some(layer) = scrub.layer.as_ref().map(|layer| layer.layer) else { return false };
         let repair = scrub.status.repair;
@@ -125,7 +125,8 @@ impl Conductor {
     }
 
     fn judge(&mut self, attempt: u64) -> bool {
-        let (serving, retry_at) = (self.serving(), self.desk.now.saturating_add(self.desk.limits.retry_ns));
+        let (serving, retry_at) =
+            (self.replicas.serving(), self.desk.now.saturating_add(self.desk.limits.retry_ns));
         let Some(scrub) = self.scrubs.of(attempt) else { return false };
         let Some(drill) = scrub.drill.as_mut() else { return false };
         match drill.evidence.judge(drill.range) {
@@ -143,7 +144,7 @@ impl Conductor {
     /// One more finding for each replica that it is of.
     fn found(&mut self, attempt: u64, judgement: &Judgement, mend: Mend) -> bool {
         for member in judgement.bad().iter() {
-            let replica = self.name(member).to_owned();
+            let replica = self.replicas.name(member).to_owned();
             let flaw = if judgement.rotten.has(member) { Flaw::Rotten } else { Flaw::Differs };
             let Some(scrub) = self.scrubs.of(attempt) else { return false };
             let Some(layer) = scrub.layer.as_ref().map(|layer| layer.name.clone()) else { return false };
@@ -153,7 +154,8 @@ impl Conductor {
     }
 
     pub(super) fn on_drilled(&mut self, attempt: u64, result: JobResult) {
-        let (serving, retry_at) = (self.serving(), self.desk.now.saturating_add(self.desk.limits.retry_ns));
+        let (serving, retry_at) =
+            (self.replicas.serving(), self.desk.now.saturating_add(self.desk.limits.retry_ns));
         let Some(scrub) = self.scrubs.of(attempt) else { return };
         let layer = scrub.layer.as_ref().map(|layer| layer.layer);
         let (Some(drill), Some(layer)) = (scrub.drill.as_mut(), layer) else { return };

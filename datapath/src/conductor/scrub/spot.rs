@@ -16,7 +16,7 @@ const SPOTS_MAX: usize = 64;
 impl Conductor {
     /// A read or a copy met a block that does not fit its checksum.
     pub(in crate::conductor) fn on_rotten_read(&mut self, member: MemberId, range: Extent) {
-        self.doubt_source(member);
+        self.replicas.doubt_source(member);
         self.note_spot(member, range, "do not fit their checksums");
     }
 
@@ -34,7 +34,7 @@ impl Conductor {
         }
         self.desk.log(format!(
             "replica {}: blocks at {} {what} and are to be repaired",
-            self.name(member),
+            self.replicas.name(member),
             range.offset
         ));
         self.scrubs.spots.push_back(range);
@@ -50,22 +50,22 @@ impl Conductor {
     /// they are members again.
     pub(super) fn give_up_mending(&mut self, attempt: u64, judgement: &Judgement, unreadable: MemberSet) {
         let of_a_read = self.scrubs.spot.as_ref().is_some_and(|spot| spot.attempt == attempt);
-        let lost = judgement.bad().and(unreadable).and(self.serving());
+        let lost = judgement.bad().and(unreadable).and(self.replicas.serving());
         if of_a_read {
-            lost.iter().for_each(|member| self.replica_mut(member).thorough = true);
+            lost.iter().for_each(|member| self.replicas.get_mut(member).thorough = true);
             self.put_out_unreadable(lost);
         }
     }
 
     fn put_out_unreadable(&mut self, members: MemberSet) {
-        for member in members.and(self.serving()).iter() {
+        for member in members.and(self.replicas.serving()).iter() {
             let why = "its disk cannot read what another one can";
             if self.can_be_spared(member) {
                 self.lose(member, why);
             } else if !self.scrubs.needed.has(member) {
                 // Each read of a further bad block comes here.
                 self.scrubs.needed = self.scrubs.needed.with(member);
-                self.desk.log(format!("replica {} is needed, though {why}", self.name(member)));
+                self.desk.log(format!("replica {} is needed, though {why}", self.replicas.name(member)));
             }
         }
     }
