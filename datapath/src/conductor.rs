@@ -18,6 +18,7 @@
 //! that comes twice or late changes nothing.
 
 mod ask;
+mod authority;
 mod branch;
 mod chain;
 mod choose;
@@ -56,6 +57,7 @@ pub use scrub::{Finding, Flaw, Mend, ScrubStatus};
 pub use status::{Counters, Mode, Progress, ReplicaStatus, Robustness, Status};
 
 use ask::{Ballot, ControlFor, JobFor};
+use authority::AuthorityView;
 use chain::{Backlog, Task};
 use close::Closing;
 use desk::Desk;
@@ -63,7 +65,7 @@ use fold::Folds;
 use intent::Clearing;
 use links::Link;
 use look::Looks;
-use membership::{Change, Store};
+use membership::Change;
 use outage::Outage;
 use rebuild::Pace;
 use repair::{Doubt, InDoubt};
@@ -157,12 +159,7 @@ pub struct Conductor {
     phase: Phase,
     opening: Opening,
     replicas: Replicas,
-    /// What the authority has; `None` until it has answered.
-    authority: Option<Option<Epoch>>,
-    /// A replica was fenced since the authority was asked: the engine before may have stored an epoch in between.
-    outdated: bool,
-    /// It is being asked again.
-    asking: bool,
+    authority: AuthorityView,
     /// The epoch that counts.
     epoch: Option<Epoch>,
     /// What each member has recorded at least: that epoch, or one before it at the start.
@@ -177,7 +174,6 @@ pub struct Conductor {
     loose_epoch: bool,
     change: Option<Change>,
     changes: u64,
-    store: Option<Store>,
     volume: Volume,
     /// No first answer before.
     lease_until: u64,
@@ -213,9 +209,7 @@ impl Conductor {
             phase: Phase::Collecting { since: None },
             opening: Opening::Shut,
             replicas: Replicas::new(&config),
-            authority: None,
-            outdated: false,
-            asking: false,
+            authority: AuthorityView::new(config.quorum),
             epoch: None,
             recorded: None,
             started_from: None,
@@ -224,7 +218,6 @@ impl Conductor {
             loose_epoch: false,
             change: None,
             changes: 0,
-            store: None,
             volume: Volume { size: config.size, ..Volume::default() },
             lease_until: 0,
             doubt: Doubt::default(),
@@ -270,7 +263,7 @@ impl Conductor {
             self.next_retry(),
             self.start_deadline(),
             self.outage_deadline(),
-            self.store.as_ref().and_then(Store::retry_at),
+            self.authority.retry_at(),
             self.rebuild_deadline(),
             self.clearing_deadline(),
             self.closing.as_ref().map(Closing::deadline),
@@ -284,12 +277,7 @@ impl Conductor {
 
     fn take(&mut self, input: Input) {
         match input {
-            Input::AuthorityLoaded(epoch) => {
-                if self.authority.is_none() || self.asking {
-                    self.authority = Some(epoch);
-                    self.asking = false;
-                }
-            }
+            Input::AuthorityLoaded(epoch) => self.authority.loaded(epoch),
             Input::AuthorityStored(stored) => self.on_stored(stored),
             Input::Connected { member, session } => self.on_connected(member, session),
             Input::ConnectFailed { member, session, why } => self.on_connect_failed(member, session, why),
@@ -451,7 +439,7 @@ impl Conductor {
     /// Nothing changes in the membership, and nobody is failing.
     fn is_calm(&self) -> bool {
         self.change.is_none()
-            && self.store.is_none()
+            && !self.authority.is_storing()
             && self.outage.is_none()
             && self.replicas.failing().is_empty()
     }

@@ -96,7 +96,7 @@ impl Conductor {
             return;
         }
         self.replicas.get_mut(member).link = Link::Up { session };
-        self.outdated = true;
+        self.authority.fenced_somebody();
         self.ask_state(member);
         self.desk.log(format!("replica {} is connected", self.replicas.name(member)));
         self.on_late_member(member);

@@ -16,6 +16,7 @@
 use lh_block::{Epoch, Instance};
 use lh_wire::Control;
 
+use super::authority::Verdict;
 use super::{Ballot, Conductor, ControlFor, Output, Phase, Quorum, Role, Seat, Stored, Why, sabotaged};
 use crate::message::{MemberId, MemberSet, Switch, SwitchId};
 
@@ -41,27 +42,6 @@ enum Stage {
     Enacting(Vec<SwitchId>),
 }
 
-/// A compare-and-swap on its way. Its outcome is always waited for.
-#[derive(Debug)]
-pub(super) struct Store {
-    epoch: Epoch,
-    /// `None`: the request is with the authority.
-    retry_at: Option<u64>,
-    /// Why it was not stored the last time.
-    refused: Option<String>,
-}
-
-impl Store {
-    pub(super) const fn retry_at(&self) -> Option<u64> {
-        self.retry_at
-    }
-
-    /// What an epoch waits for that was refused, for people.
-    pub(super) fn waiting_for(&self) -> Option<String> {
-        self.refused.as_ref().map(|reason| format!("who holds the replicas' bytes cannot be noted: {reason}"))
-    }
-}
-
 impl Conductor {
     pub(super) fn advance_change(&mut self) -> bool {
         let Some(mut change) = self.change.take() else { return self.plan_change() };
@@ -78,7 +58,7 @@ impl Conductor {
                 self.record(ballot, stay, change.number, &change.epoch)
                     .then(|| self.begin_storing(&mut change))
             }
-            Stage::Storing => self.store.is_none().then(|| self.enact(&mut change)),
+            Stage::Storing => (!self.authority.is_storing()).then(|| self.enact(&mut change)),
             Stage::Enacting(switches) => {
                 if self.desk.switches.all_done(switches) {
                     self.on_change_done(change.joiners);
@@ -94,7 +74,7 @@ impl Conductor {
 
     /// Begins the change that the present state calls for, if it calls for one.
     fn plan_change(&mut self) -> bool {
-        if !matches!(self.phase, Phase::Running) || self.store.is_some() {
+        if !matches!(self.phase, Phase::Running) || self.authority.is_storing() {
             return false;
         }
         let leavers = self.replicas.failing();
@@ -194,10 +174,7 @@ impl Conductor {
 
     fn begin_storing(&mut self, change: &mut Change) {
         change.stage = Stage::Storing;
-        if self.config.quorum == Quorum::Any {
-            self.store =
-                Some(Store { epoch: change.epoch.clone(), retry_at: Some(self.desk.now), refused: None });
-        }
+        self.authority.begin_storing(&change.epoch, self.desk.now);
     }
 
     /// The epoch counts: nobody waits for the leavers any more, and the joiners may be read from.
@@ -261,49 +238,20 @@ impl Conductor {
     }
 
     pub(super) fn advance_store(&mut self) -> bool {
-        let now = self.desk.now;
-        let Some(store) = self.store.as_mut().filter(|s| s.retry_at.is_some_and(|at| at <= now)) else {
-            return false;
-        };
-        store.retry_at = None;
-        let epoch = store.epoch.clone();
-        let expected = self.authority.as_ref().and_then(Option::as_ref).map(Epoch::order);
+        let Some((expected, epoch)) = self.authority.due(self.desk.now) else { return false };
         self.desk.emit(Output::StoreEpoch { expected, epoch });
         true
     }
 
     pub(super) fn on_stored(&mut self, stored: Stored) {
-        let Some(store) = self.store.as_mut().filter(|s| s.retry_at.is_none()) else { return };
-        match stored {
-            Stored::Unavailable { reason } => {
-                store.retry_at = Some(self.desk.now.saturating_add(self.desk.limits.retry_ns));
-                store.refused = Some(reason.clone());
+        let retry_at = self.desk.now.saturating_add(self.desk.limits.retry_ns);
+        match self.authority.answered(stored, self.config.generation, self.serves(), retry_at) {
+            Verdict::Unasked | Verdict::Counts => {}
+            Verdict::Unknown(reason) => {
                 self.desk.log(format!("the authority does not store the epoch: {reason}"));
             }
-            // An answer that was lost: it had been stored.
-            Stored::Conflict { current: Some(current) } if current == store.epoch => self.stored(),
-            Stored::Stored => self.stored(),
-            // Once requests were let in, its own epochs are there. An older one again means that the authority has forgotten:
-            // what its members hold by now, nobody can say.
-            Stored::Conflict { current: Some(current) }
-                if current.generation < self.config.generation && !self.serves() =>
-            {
-                self.store = None;
-                self.begin_again_from(current);
-            }
-            Stored::Conflict { current } => {
-                let by = current.map_or_else(
-                    || "the authority has lost its epoch".to_owned(),
-                    |e| format!("the authority has epoch {}.{}", e.generation, e.counter),
-                );
-                self.stop(Why::Stale { by, seen: None });
-            }
-        }
-    }
-
-    fn stored(&mut self) {
-        if let Some(store) = self.store.take() {
-            self.authority = Some(Some(store.epoch));
+            Verdict::Overtaken(current) => self.begin_again_from(current),
+            Verdict::Stale(by) => self.stop(Why::Stale { by, seen: None }),
         }
     }
 }

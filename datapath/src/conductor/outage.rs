@@ -34,7 +34,7 @@ impl Conductor {
     pub(super) fn wants_back(&self, member: MemberId) -> bool {
         self.outage.is_some()
             && self.change.is_none()
-            && self.store.is_none()
+            && !self.authority.is_storing()
             && matches!(self.replicas.get(member).role, Role::Member(Seat::Failing))
     }
 
@@ -60,7 +60,7 @@ impl Conductor {
 
     /// Looks at whoever is back.
     fn examine_returned(&mut self) -> bool {
-        if self.change.is_some() || self.store.is_some() {
+        if self.change.is_some() || self.authority.is_storing() {
             // An epoch without them may count already.
             return false;
         }
@@ -122,7 +122,7 @@ impl Conductor {
         let still_away = failing.minus(ready);
         // Whoever is being looked at may be the one that has everything, and is lost itself if that takes too long.
         let answering = !self.replicas.linked(still_away).is_empty();
-        let changing = self.change.is_some() || self.store.is_some();
+        let changing = self.change.is_some() || self.authority.is_storing();
         if !self.replicas.are_enough(self.replicas.serving().or(ready)) || changing {
             return false;
         }

@@ -29,7 +29,7 @@ impl Conductor {
 
     fn collect(&mut self) -> bool {
         // What a start before this one left on its way could still change what is chosen now.
-        if self.store.is_some() || !self.desk.jobs.no_copies() || self.replicas.is_closing_links() {
+        if self.authority.is_storing() || !self.desk.jobs.no_copies() || self.replicas.is_closing_links() {
             return false;
         }
         match self.choose() {
@@ -37,7 +37,7 @@ impl Conductor {
                 self.waiting_for = Some(why);
                 self.phase = Phase::Collecting { since: None };
                 // It may have been asked before the engine before stored what replicas know of by now.
-                if matches!(self.authority, Some(Some(_))) {
+                if self.authority.epoch().is_some() {
                     self.ask_authority_again();
                 }
                 false
@@ -59,17 +59,12 @@ impl Conductor {
     }
 
     /// Asks the authority once more if a replica was fenced since it was asked, and does not wait for the answer: true if it has
-    /// told what counts since the last one was. What it told before may be old: the
-    /// engine before loses its replicas one after the other, and stores an epoch without those that it has lost.
+    /// told what counts since the last one was ([`super::authority`]).
     fn ask_authority_again(&mut self) -> bool {
-        if self.config.quorum != Quorum::Any {
-            return true;
-        }
-        if self.outdated && !self.asking {
-            (self.outdated, self.asking) = (false, true);
+        if self.authority.ask_again() {
             self.desk.emit(Output::LoadEpoch);
         }
-        !self.outdated && !self.asking
+        self.authority.is_current()
     }
 
     /// An older engine had an epoch on its way to the authority while it was fenced off. It counts, and is started from. What
@@ -87,7 +82,7 @@ impl Conductor {
         {
             self.replicas.get_mut(member).thorough = true;
         }
-        self.authority = Some(Some(current));
+        self.authority.found(current);
         self.begin_again();
     }
 
@@ -109,7 +104,7 @@ impl Conductor {
             })
             .collect();
         let (quorum, own) = (self.config.quorum, self.config.generation);
-        let choice = choose(quorum, own, self.authority.as_ref(), self.replicas.members_min(), &candidates);
+        let choice = choose(quorum, own, self.authority.known(), self.replicas.members_min(), &candidates);
         match choice {
             Choice::Start(start) => {
                 let unfenced = start.unfenced || self.is_learner_unfenced();
@@ -163,7 +158,7 @@ impl Conductor {
         }
         let members = self.without_spoilers(start.members);
         self.desk.log(format!("starting with {}", self.replicas.names_of(members).join(", ")));
-        if let (Some(base), Some(Some(stored))) = (&start.base, &self.authority)
+        if let (Some(base), Some(stored)) = (&start.base, self.authority.epoch())
             && base.order() > stored.order()
         {
             self.desk.log(format!(
@@ -394,16 +389,16 @@ impl Conductor {
     /// Requests wait although nobody may be read from, however long: for the authority, or for a repair that makes
     /// progress. Only for replicas they do not wait for ever.
     pub(super) fn is_patient(&self) -> bool {
-        let unheard = self.authority.is_none() || self.asking;
-        let asks_authority = self.config.quorum == Quorum::Any && unheard;
         match &self.phase {
-            Phase::Collecting { since } => asks_authority || self.store.is_some() || since.is_some(),
+            Phase::Collecting { since } => {
+                self.authority.is_awaited() || self.authority.is_storing() || since.is_some()
+            }
             Phase::Finishing { .. } | Phase::Recording | Phase::Attaching(_) | Phase::Repairing(_) => true,
             Phase::Running => {
                 let opens = !self.is_open() && self.replicas.are_enough(self.replicas.serving());
                 // With too few members nothing is repaired before enough are back.
                 let repairs = !self.doubt.is_empty() && self.outage.is_none();
-                opens || self.store.is_some() || repairs
+                opens || self.authority.is_storing() || repairs
             }
             Phase::Stopped => false,
         }

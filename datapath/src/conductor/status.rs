@@ -120,10 +120,7 @@ impl Conductor {
     pub fn status(&self) -> Status {
         let waiting = match self.outage {
             Some(_) => Some("too few replicas are left".to_owned()),
-            None => {
-                let refused = self.store.as_ref().and_then(super::membership::Store::waiting_for);
-                refused.or_else(|| self.waiting_for.clone())
-            }
+            None => self.authority.waiting_for().or_else(|| self.waiting_for.clone()),
         };
         Status {
             robustness: self.robustness(),
