@@ -19,6 +19,7 @@ mod turn;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use lh_block::Device;
 use lh_ring::{Completion, Doors, Fd, Frontend, Payload, Place, Places, Pool, Ring, Token, tune_served};
@@ -150,7 +151,6 @@ impl Server {
     /// Serves a connection that was accepted elsewhere, from its login on.
     pub fn adopt(&mut self, ring: &mut Ring, connection: OwnedFd) {
         if self.ending.is_some() || !self.make_room() {
-            debug!("connection refused: {} of {}", self.places.len(), self.limits.connections);
             return;
         }
         tune_served(&connection);
@@ -173,12 +173,15 @@ impl Server {
         if self.places.len() < self.limits.connections {
             return true;
         }
-        let slots = self.places.slots();
-        let begun = slots.filter_map(|slot| {
-            let handshake = self.places.handshake(slot)?;
-            handshake.finished.is_none().then_some((handshake.since, slot))
-        });
-        let Some((_, oldest)) = begun.min() else { return false };
+        if let Some(count) = self.doors.turns_away(Instant::now()) {
+            let most = self.limits.connections;
+            warn!(
+                "{count} connections closed for want of a place, logins that go on first: there are {most}, as many as may be"
+            );
+        }
+        let Some(oldest) = self.places.oldest_handshake(|handshake| handshake.finished.is_none()) else {
+            return false;
+        };
         debug!(slot = oldest, "login given up for another connection");
         self.places.end(oldest).is_some()
     }

@@ -75,6 +75,8 @@ pub(crate) enum Why {
     Replaced,
     #[error("no answer taken, or no byte of a request sent, for too long")]
     Stalled,
+    #[error("its handshake was given up for a newer connection")]
+    GivenUp,
     #[error("{0}")]
     Socket(nix::errno::Errno),
 }

@@ -13,6 +13,7 @@ mod turn;
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use lh_block::Device;
 use lh_ring::{
@@ -47,7 +48,9 @@ mod kind {
 /// Bounds of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections, in whatever phase. Further ones are closed as soon as they are accepted.
+    /// Connections, in whatever phase. For a further one the oldest handshake that goes on is given up, which the protocol allows where
+    /// clients seem to deny others the service ("Termination of the session during option haggling"); where there is none it is closed as
+    /// soon as it is accepted.
     pub connections: usize,
     /// Connections in transmission, which hold memory of the pool. Further ones are refused in the handshake.
     pub transmissions: usize,
@@ -180,7 +183,7 @@ impl Server {
     /// Serves a connection that was accepted elsewhere, from its handshake on: its slot and serial number, unless it was
     /// refused.
     pub fn adopt(&mut self, ring: &mut Ring, connection: OwnedFd) -> Option<(u16, u32)> {
-        if !self.has_place() {
+        if !self.make_room() {
             return None;
         }
         tune_served(&connection);
@@ -194,7 +197,7 @@ impl Server {
     /// Serves a connection from its first request on, for a client that agreed on simple replies with an earlier server of this
     /// export, or with this one on another connection. To be followed by a turn.
     pub fn adopt_agreed(&mut self, connection: OwnedFd) {
-        if !self.has_place() {
+        if !self.make_room() {
             return;
         }
         tune_served(&connection);
@@ -210,12 +213,24 @@ impl Server {
         Session { agreed, read_only: self.export.read_only }
     }
 
-    fn has_place(&self) -> bool {
-        let has = self.ending.is_none() && self.places.len() < self.limits.connections;
-        if !has {
-            debug!("connection refused: {} of {}", self.places.len(), self.limits.connections);
+    /// Makes room for one more connection, if there is none; false if it cannot be let in. Whoever reaches the port may connect as often as
+    /// he likes and say nothing, and would keep everybody else out.
+    fn make_room(&mut self) -> bool {
+        if self.ending.is_some() {
+            return false;
         }
-        has
+        if self.places.len() < self.limits.connections {
+            return true;
+        }
+        if let Some(count) = self.doors.turns_away(Instant::now()) {
+            let most = self.limits.connections;
+            warn!(
+                "{count} connections closed for want of a place, handshakes that go on first: there are {most}, as many as may be"
+            );
+        }
+        let Some(oldest) = self.places.oldest_handshake(|_| true) else { return false };
+        self.close(oldest, Why::GivenUp);
+        true
     }
 
     /// Begins to stop: listens no more and finishes. To be followed by turns until [`Server::is_done`].

@@ -2,10 +2,14 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::{Completion, Fd, Ring, Token};
+
+/// Between two words on those who are turned away: whoever reaches a port can come a thousand times a second.
+const WORD: Duration = Duration::from_secs(60);
 
 /// The sockets on which a server accepts, each with one accept on its way. With every one of them `K` is kept for as long as it
 /// is open.
@@ -17,6 +21,9 @@ pub struct Doors<K> {
     owner: u8,
     kind: u8,
     open: Vec<Door<K>>,
+    /// Turned away since that was told last.
+    untold: u64,
+    told: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -29,7 +36,7 @@ struct Door<K> {
 impl<K> Doors<K> {
     /// None yet. Their completions have tokens of this owner and kind; the slot says which door.
     pub const fn new(owner: u8, kind: u8) -> Self {
-        Self { owner, kind, open: Vec::new() }
+        Self { owner, kind, open: Vec::new(), untold: 0, told: None }
     }
 
     /// Accepts on this socket, too, which listens already.
@@ -82,6 +89,17 @@ impl<K> Doors<K> {
         }
     }
 
+    /// One more connection is turned away. How many those are of which nothing has been logged, if something may be now: the first is
+    /// told at once, and later ones once a minute.
+    pub fn turns_away(&mut self, now: Instant) -> Option<u64> {
+        self.untold += 1;
+        if self.told.is_some_and(|told| now.duration_since(told) < WORD) {
+            return None;
+        }
+        self.told = Some(now);
+        Some(std::mem::take(&mut self.untold))
+    }
+
     fn token(&self, index: usize) -> Token {
         Token::new(self.owner, self.kind, u16::try_from(index).unwrap_or(u16::MAX), 0)
     }
@@ -115,7 +133,6 @@ mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::path::Path;
     use std::rc::Rc;
-    use std::time::Duration;
 
     use nix::errno::Errno;
     use nix::sys::socket::getsockopt;
@@ -153,6 +170,16 @@ mod tests {
         let mut word = [0; 3];
         stream.read_exact(&mut word).unwrap();
         word
+    }
+
+    #[test]
+    fn who_is_turned_away_is_told_once_a_minute() {
+        let mut doors = Doors::<()>::new(OWNER, ACCEPT);
+        let begin = Instant::now();
+        let at = |seconds: u64| begin + Duration::from_secs(seconds);
+        assert_eq!(doors.turns_away(at(0)), Some(1));
+        let told: Vec<u64> = (0..999).filter_map(|i| doors.turns_away(at(i / 10))).collect();
+        assert_eq!(told, [601]);
     }
 
     #[test]

@@ -39,6 +39,9 @@ impl<H: AsFd, C: AsFd> Place<H, C> {
 #[derive(Debug)]
 pub struct Places<H, C> {
     all: Vec<(u32, Option<Place<H, C>>)>,
+    /// When the user of each slot came, as one of so many.
+    came: Vec<u64>,
+    coming: u64,
     free: Vec<u16>,
     /// Slots of those that are served.
     served: Vec<u16>,
@@ -46,7 +49,7 @@ pub struct Places<H, C> {
 
 impl<H, C> Default for Places<H, C> {
     fn default() -> Self {
-        Self { all: Vec::new(), free: Vec::new(), served: Vec::new() }
+        Self { all: Vec::new(), came: Vec::new(), coming: 0, free: Vec::new(), served: Vec::new() }
     }
 }
 
@@ -99,8 +102,11 @@ impl<H: AsFd, C: AsFd> Places<H, C> {
     fn begin(&mut self) -> (u16, u32) {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.all.push((0, None));
+            self.came.push(0);
             u16::try_from(self.all.len() - 1).expect("fewer connections than slots")
         });
+        self.coming += 1;
+        self.came[usize::from(slot)] = self.coming;
         let place = &mut self.all[usize::from(slot)];
         place.0 = place.0.wrapping_add(1);
         (slot, place.0)
@@ -144,6 +150,15 @@ impl<H: AsFd, C: AsFd> Places<H, C> {
             Place::Handshake(handshake) => Some(handshake),
             Place::Connection(_) => None,
         }
+    }
+
+    /// The slot of the handshake that has been there for longest, of those that are `wanted`.
+    pub fn oldest_handshake(&self, wanted: impl Fn(&H) -> bool) -> Option<u16> {
+        let is_wanted = |slot: &u16| match &self.all[usize::from(*slot)].1 {
+            Some(Place::Handshake(handshake)) => wanted(handshake),
+            Some(Place::Connection(_)) | None => false,
+        };
+        self.slots().filter(is_wanted).min_by_key(|slot| self.came[usize::from(*slot)])
     }
 
     /// The slot's user, if it is served.
@@ -232,6 +247,20 @@ mod tests {
         assert_eq!((places.len(), places.handshakes()), (1, 1));
         assert!(places.remove(slot).is_some() && places.remove(slot).is_none());
         assert!(places.is_empty());
+    }
+
+    /// A slot that is used again is not the oldest for its number.
+    #[test]
+    fn the_oldest_handshake_is_the_one_that_came_first() {
+        let mut places = Places::<UnixStream, UnixStream>::default();
+        let slots: Vec<u16> = (0..4).map(|_| places.insert(peers().0).0).collect();
+        places.promote(slots[1], peers().0);
+        for expected in [slots[0], slots[2], slots[3], slots[0]] {
+            assert_eq!(places.oldest_handshake(|_| true), Some(expected));
+            places.remove(expected);
+            assert_eq!(places.insert(peers().0).0, expected);
+        }
+        assert_eq!(places.oldest_handshake(|_| false), None);
     }
 
     #[test]
