@@ -1,5 +1,6 @@
 //! The device nodes of the kernel's that the frontend stands on.
 
+use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
@@ -25,7 +26,7 @@ pub struct Needed {
     pub minor: u64,
 }
 
-/// What is at a node's place.
+/// What is at a node's place, for all that is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Present {
     /// The node.
@@ -64,7 +65,9 @@ fn present_at(path: &Path, number: u64) -> Present {
             Present::Here
         }
         Ok(_) => Present::Another,
-        Err(_) => Present::Absent,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Present::Absent,
+        // An engine that gives up for a passing want of memory is not started again.
+        Err(_) => Present::Here,
     }
 }
 
@@ -77,7 +80,12 @@ mod tests {
         assert_eq!(present_at(Path::new("/dev/null"), FUSE.minor), Present::Another);
         let file = tempfile::NamedTempFile::new().unwrap();
         assert_eq!(present_at(file.path(), FUSE.minor), Present::Another);
-        assert_eq!(present_at(&file.path().join("none"), FUSE.minor), Present::Absent);
+        assert_eq!(present_at(Path::new("/dev/none"), FUSE.minor), Present::Absent);
+        assert_eq!(
+            present_at(&file.path().join("none"), FUSE.minor),
+            Present::Here,
+            "it cannot be looked at"
+        );
         if Path::new("/dev/fuse").exists() {
             assert_eq!(FUSE.missing(), None);
         }

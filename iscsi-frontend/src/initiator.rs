@@ -106,7 +106,7 @@ pub fn missing_but_daemon() -> Option<String> {
     }
     // iscsiadm has the kernel load it; where there are no modules to load it has to be there.
     let has_modules = fs::read_to_string("/proc/sys/kernel/osrelease")
-        .is_ok_and(|release| Path::new("/lib/modules").join(release.trim()).is_dir());
+        .map_or(true, |release| Path::new("/lib/modules").join(release.trim()).is_dir());
     let has_tcp = Path::new("/sys/class/iscsi_transport/tcp").exists();
     (!has_tcp && !has_modules).then(|| "the kernel's iSCSI initiator (kernel module iscsi_tcp)".to_owned())
 }
@@ -116,8 +116,14 @@ pub const START_DAEMON: &str = "systemctl enable --now iscsid.socket, or iscsid 
 
 /// True if nobody will answer `iscsiadm`.
 fn is_idle() -> bool {
-    let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    !daemon_listens(&text("/proc/net/unix")) && !starts_daemon(&text(CONFIGURATION))
+    let text = |path: &str| Ok(lh_ring::sys::if_there(fs::read_to_string(path))?.unwrap_or_default());
+    is_idle_by(&text("/proc/net/unix"), &text(CONFIGURATION))
+}
+
+/// The same by the host's sockets and the daemon's configuration. What cannot be read, for want of descriptors perhaps, says nothing.
+fn is_idle_by(sockets: &io::Result<String>, configuration: &io::Result<String>) -> bool {
+    let nobody_listens = sockets.as_ref().is_ok_and(|sockets| !daemon_listens(sockets));
+    nobody_listens && configuration.as_ref().is_ok_and(|configuration| !starts_daemon(configuration))
 }
 
 /// Whether somebody answers `iscsiadm`: `iscsid`, or systemd, which starts it then. Its socket has an abstract name, which
@@ -426,6 +432,14 @@ fn write(path: &Path, text: &str) -> Result<(), InitiatorError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// An engine that gives up for that is not started again.
+    #[test]
+    fn a_daemon_that_cannot_be_looked_for_is_not_taken_for_absent() {
+        let (short, nothing) = (|| Err(io::Error::from(Errno::MFILE)), || Ok(String::new()));
+        assert!(is_idle_by(&nothing(), &nothing()));
+        assert!(!is_idle_by(&short(), &nothing()) && !is_idle_by(&nothing(), &short()));
+    }
 
     #[test]
     fn the_daemon_is_found_by_its_socket() {

@@ -22,11 +22,13 @@ mod sfold;
 mod size;
 mod ssync;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use control::host::{RecordError, read_key};
 use control::manager::{EXIT_GIVES_UP, LAUNCH_NAME, is_launched, run_launched};
+use lh_ring::sys::is_shortage;
 use tokio::signal::unix::{SignalKind, signal};
 
 pub use as_longhorn::{ControllerFlags, ReplicaFlags};
@@ -51,6 +53,22 @@ impl std::fmt::Display for GivesUp {
 }
 
 impl std::error::Error for GivesUp {}
+
+impl GivesUp {
+    /// The failure that the system has answered with: for good, unless it has only been short of something. Whoever has the device of
+    /// an engine open that is not started again waits for ever.
+    pub(crate) fn unless_short(text: String, source: &std::io::Error) -> anyhow::Error {
+        if is_shortage(source) { anyhow::Error::msg(text) } else { Self(text).into() }
+    }
+}
+
+/// A volume's key, for its engine and its replicas.
+fn key_of(path: &Path) -> anyhow::Result<[u8; 32]> {
+    read_key(path).map_err(|e| match &e {
+        RecordError::Io { source, .. } => GivesUp::unless_short(e.to_string(), source),
+        _ => GivesUp(e.to_string()).into(),
+    })
+}
 
 /// The processes of Longhorn volumes.
 #[derive(Debug, Parser)]

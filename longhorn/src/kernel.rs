@@ -1,11 +1,13 @@
 //! Which frontends this host can serve, and which one a volume gets that leaves the choice to us.
 
+use std::io;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use fuse_frontend::keeper::Keeper;
 use iscsi_frontend::initiator;
+use lh_ring::sys::is_shortage;
 
 use crate::arguments::Frontend;
 use crate::device_names::{keeper_socket, nbd_identifier, target_name, ublk_owner};
@@ -46,19 +48,38 @@ pub(crate) fn is_fragile(frontend: Frontend) -> bool {
 
 /// What a volume is shown by that leaves the choice to us: what still holds its device, else the best that this host has.
 /// A device in use is never exchanged for another because a module was loaded meanwhile.
-pub(crate) fn choose(volume: &str, root: &Path) -> Frontend {
-    left_behind(volume, root).or_else(first).unwrap_or(Frontend::Fuse)
+///
+/// # Errors
+/// It cannot be told just now whether there is such a device.
+pub(crate) fn choose(volume: &str, root: &Path) -> Result<Frontend> {
+    let holds = |frontend| {
+        holds(frontend, volume, root)
+            .with_context(|| format!("looking for a device of {volume} from before (frontend {frontend})"))
+    };
+    Ok(first_that(holds)?.or_else(first).unwrap_or(Frontend::Fuse))
 }
 
-/// The frontend whose part of the kernel, or keeper, holds a device of this volume.
-fn left_behind(volume: &str, root: &Path) -> Option<Frontend> {
-    let holds = |frontend| match frontend {
+/// The first that holds the volume's device. One that cannot be asked may be it.
+fn first_that(holds: impl Fn(Frontend) -> Result<bool>) -> Result<Option<Frontend>> {
+    for frontend in DEVICES {
+        if holds(frontend)? {
+            return Ok(Some(frontend));
+        }
+    }
+    Ok(None)
+}
+
+/// A frontend's part of the kernel, or keeper, holds a device of this volume.
+fn holds(frontend: Frontend, volume: &str, root: &Path) -> io::Result<bool> {
+    match frontend {
         Frontend::Ublk => ublk_frontend::has_device(&ublk_owner(root), volume),
-        Frontend::Nbd => nbd_frontend::kernel::find(&nbd_identifier(root, volume)).is_ok_and(|d| d.is_some()),
-        Frontend::Iscsi => initiator::find(&target_name(volume)).is_ok_and(|s| s.is_some()),
-        _ => Keeper::connect(&keeper_socket(volume)).is_ok(),
-    };
-    DEVICES.into_iter().find(|frontend| holds(*frontend))
+        Frontend::Nbd => Ok(nbd_frontend::kernel::find(&nbd_identifier(root, volume))?.is_some()),
+        Frontend::Iscsi => Ok(initiator::find(&target_name(volume))?.is_some()),
+        _ => match Keeper::connect(&keeper_socket(volume)) {
+            Err(e) if is_shortage(&e) => Err(e),
+            keeper => Ok(keeper.is_ok()),
+        },
+    }
 }
 
 /// Has the kernel load what a frontend needs, where it has it as a module.
@@ -102,5 +123,20 @@ mod tests {
         assert_eq!(best(|f| f != Frontend::Nbd, old_driver), Some(Frontend::Iscsi));
         assert_eq!(best(|f| f == Frontend::Ublk, old_driver), Some(Frontend::Ublk));
         assert_eq!(best(|_| false, old_driver), None);
+    }
+
+    /// It would get a second device, and whoever has the first one open would wait for ever.
+    #[test]
+    fn a_volume_whose_device_may_be_there_gets_no_other() {
+        let held_by = |held| move |frontend| Ok(frontend == held);
+        for frontend in DEVICES {
+            assert_eq!(first_that(held_by(frontend)).unwrap(), Some(frontend));
+        }
+        assert_eq!(first_that(|_| Ok(false)).unwrap(), None);
+        let ublk_is_not_told = |frontend| match frontend {
+            Frontend::Ublk => Err(io::Error::from_raw_os_error(nix::errno::Errno::EMFILE as i32).into()),
+            frontend => Ok(frontend == Frontend::Fuse),
+        };
+        assert!(first_that(ublk_is_not_told).is_err());
     }
 }

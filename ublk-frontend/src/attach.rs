@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use lh_block::{BLOCK, Geometry, SECTOR};
+use lh_ring::sys::is_shortage;
 
 use crate::abi::{
     ANY_DEVICE, BasicParams, DEPTH_MAX, DeviceInfo, DeviceState, DiscardParams, Params, attribute,
@@ -14,7 +15,7 @@ use crate::abi::{
 };
 use crate::channel::Channel;
 use crate::driver::{GLANCE, LOOK, PATIENCE, PREDECESSOR, delete, info, read_params, wait_free};
-use crate::error::{AttachError, DeviceError, is_shortage, refused, unreachable};
+use crate::error::{AttachError, DeviceError, refused, unreachable};
 use crate::identity::mark;
 use crate::kernel::Control;
 use crate::left_behind::find;

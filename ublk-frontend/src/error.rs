@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use lh_ring::sys::is_shortage;
 use thiserror::Error;
 
 /// Why there is no device.
@@ -78,12 +79,6 @@ pub(crate) fn unreachable(error: io::Error) -> AttachError {
         io::ErrorKind::NotFound => AttachError::Missing(format!("{control} (kernel module ublk_drv)")),
         _ => AttachError::Missing(format!("access to {control}: {error}")),
     }
-}
-
-/// True for what passes, and says nothing of the driver: no memory, or no descriptor left.
-pub(crate) fn is_shortage(error: &io::Error) -> bool {
-    let passing = [libc::ENOMEM, libc::EMFILE, libc::ENFILE, libc::EAGAIN, libc::EINTR];
-    error.raw_os_error().is_some_and(|errno| passing.contains(&errno))
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 use std::io;
 use std::time::Instant;
 
+use lh_ring::sys::is_shortage;
+
 use crate::abi::{DeviceInfo, DeviceState, control_op};
 use crate::driver::{LOOK, PATIENCE, PREDECESSOR, delete, info, read_params};
 use crate::error::{AttachError, refused, unreachable};
@@ -11,11 +13,35 @@ use crate::kernel::Control;
 use crate::nodes;
 
 /// True if the kernel has a device of this volume, served or not.
-pub fn has_device(owner: &str, volume: &str) -> bool {
-    let Ok(control) = Control::open() else { return false };
+///
+/// # Errors
+/// The system's: it could not be looked, which does not say that there is none.
+pub fn has_device(owner: &str, volume: &str) -> io::Result<bool> {
+    let Some(control) = if_reached(Control::open())? else { return Ok(false) };
     let mark = mark(owner, volume);
-    let devices = nodes::devices().unwrap_or_default();
-    devices.into_iter().any(|device| info(&control, device).is_ok_and(|i| i.ublksrv_flags == mark))
+    for device in nodes::devices()? {
+        if if_there(info(&control, device))?.is_some_and(|info| info.ublksrv_flags == mark) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Without a driver, or with one that is out of reach, no device here is ours.
+fn if_reached<T>(opened: io::Result<T>) -> io::Result<Option<T>> {
+    match opened {
+        Err(e) if is_shortage(&e) => Err(e),
+        opened => Ok(opened.ok()),
+    }
+}
+
+/// A device that goes away meanwhile (ENODEV) is none; nor is one that an unprivileged user has made (EINVAL), of which only the path of
+/// its node would tell more.
+fn if_there(info: io::Result<DeviceInfo>) -> io::Result<Option<DeviceInfo>> {
+    match info {
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENODEV | libc::EINVAL)) => Ok(None),
+        info => info.map(Some),
+    }
 }
 
 /// Major and minor number of the device that an engine of this volume left behind; `None`: there is none.
@@ -83,14 +109,7 @@ fn look_at(
     mut info: impl FnMut() -> io::Result<DeviceInfo>,
 ) -> io::Result<Found> {
     loop {
-        let found = match info() {
-            Ok(found) => found,
-            // It goes away meanwhile; or an unprivileged user has made it, of which only the path of its node would tell more.
-            Err(e) if matches!(e.raw_os_error(), Some(libc::ENODEV | libc::EINVAL)) => {
-                return Ok(Found::Other);
-            }
-            Err(e) => return Err(e),
-        };
+        let Some(found) = if_there(info())? else { return Ok(Found::Other) };
         if found.ublksrv_flags != mark {
             return Ok(Found::Other);
         }
@@ -148,6 +167,18 @@ mod tests {
         // Gone, or an unprivileged user's.
         for errno in [libc::ENODEV, libc::EINVAL] {
             assert_eq!(failed(errno).unwrap(), Found::Other);
+        }
+    }
+
+    /// The volume would be shown by another frontend, beside a device that somebody has open.
+    #[test]
+    fn a_driver_that_cannot_be_opened_just_now_is_not_taken_for_none() {
+        let reached = |errno| if_reached(Err::<(), _>(io::Error::from_raw_os_error(errno)));
+        for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM] {
+            assert_eq!(reached(errno).unwrap_err().raw_os_error(), Some(errno));
+        }
+        for errno in [libc::ENOENT, libc::EACCES, libc::ENODEV] {
+            assert!(reached(errno).unwrap().is_none());
         }
     }
 }

@@ -17,6 +17,7 @@ mod memory_pressure;
 mod plain_files;
 mod random;
 mod rights;
+mod shortage;
 mod sockets;
 mod stream;
 mod xattr;
@@ -35,6 +36,7 @@ pub use memory_pressure::{
 pub use plain_files::{NotPlain, open_plain};
 pub use random::random;
 pub use rights::{RIGHTS_MAX, receive_with_fds, receive_with_fds_now, send_with_fds, send_with_fds_now};
+pub use shortage::is_shortage;
 pub use sockets::set_socket_buffers;
 pub use stream::Stream;
 pub use xattr::{get_xattr, remove_xattr, set_xattr};

@@ -131,7 +131,7 @@ fn engine_args(root: &Root, record: &VolumeRecord, generation: Generation) -> Re
         size: Some(record.size),
         block_size: record.block_size,
         frontend: match frontend_of(&record.frontend)? {
-            Frontend::Auto => kernel::choose(&record.name, root.path()),
+            Frontend::Auto => kernel::choose(&record.name, root.path())?,
             frontend => frontend,
         },
         frontend_listen: record.listen,

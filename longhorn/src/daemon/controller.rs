@@ -19,7 +19,8 @@ mod waits;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use control::host::{Root, VolumeRecord, read_key};
+use anyhow::Result;
+use control::host::{Root, VolumeRecord};
 use datapath::message::QUEUES_MAX;
 use lh_block::Address;
 
@@ -27,11 +28,11 @@ use queues::{DEPTH, UBLK_DEPTH_MIN};
 pub(super) use run::run;
 pub(super) use stay::{EndStayArgs, run as end_stay};
 
-use super::GivesUp;
 use super::as_longhorn::{self, ControllerFlags, wrong};
 use super::engine_line::Target;
 use super::front;
 use super::size::{size, size_or_none};
+use super::{GivesUp, key_of};
 use crate::arguments::{
     Checksum, DEFAULT_ROOT, Frontend, Quorum, ROOT_VARIABLE, Reads, Realtime, block_size, control_address,
     process_name, root_path, seconds, volume_name,
@@ -174,12 +175,12 @@ impl ControllerArgs {
     /// The volume's key.
     ///
     /// # Errors
-    /// It cannot be read, which another start would meet again.
-    fn key(&self) -> Result<[u8; 32], GivesUp> {
+    /// It cannot be read, which another start would meet again unless the system has only been short of something.
+    fn key(&self) -> Result<[u8; 32]> {
         let Some(path) = &self.key_file else {
-            return Err(GivesUp("an engine needs --key-file: the volume's key".to_owned()));
+            return Err(GivesUp("an engine needs --key-file: the volume's key".to_owned()).into());
         };
-        read_key(path).map_err(|e| GivesUp(e.to_string()))
+        key_of(path)
     }
 
     /// The command line that means these arguments, for a process that an instance manager starts.

@@ -21,10 +21,10 @@ use replica::serve::{HashOutcome, Mode, Options, ServeError, Status, run as serv
 use replica::store::{CloneOptions, Damage, OpenError, Pace, SnapshotView, clone_snapshot, survey};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::GivesUp;
 use super::as_longhorn::{self, ReplicaFlags, wrong};
 use super::engine_line::Target;
 use super::size::{size, size_or_none};
+use super::{GivesUp, key_of};
 use super::{failed_disk, front};
 use crate::arguments::{Realtime, control_address, process_name, snapshot_name, volume_name};
 
@@ -163,7 +163,7 @@ pub(super) fn run(args: ReplicaArgs) -> Result<()> {
     }
     keep_from_others();
     crate::limits::raise_open_files();
-    let key = control::host::read_key(&args.key_file).map_err(|e| GivesUp(e.to_string()))?;
+    let key = key_of(&args.key_file)?;
     if let (Some(source), Some(snapshot)) = (&args.clone_from, &args.clone_snapshot) {
         copy(source, snapshot, &args.directory)?;
     }

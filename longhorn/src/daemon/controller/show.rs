@@ -134,7 +134,7 @@ impl Show {
         let Wish { volume, block_size, .. } = *wish;
         let (root, door) = (wish.root.path(), Door::of(wish.root, wish.engine));
         let frontend = match wish.frontend {
-            Frontend::Auto => kernel::choose(volume, root),
+            Frontend::Auto => kernel::choose(volume, root)?,
             frontend => frontend,
         };
         match frontend {
