@@ -58,6 +58,21 @@ enum Phase {
     LeftBehind,
     /// Shown.
     Running,
+    /// Told to go, without an answer yet.
+    Going,
+}
+
+impl Phase {
+    /// What a device is that has been told to go, by what came of that. One that is refused is there as before, also where it was taken
+    /// to be on its way: the kernel looks for who has it open when it comes to the command, which may be after its time.
+    const fn after(self, stopped: &Result<(), DeviceError>) -> Self {
+        match stopped {
+            Ok(()) => Self::New,
+            Err(DeviceError::Unanswered(_)) => Self::Going,
+            Err(DeviceError::InUse(_)) => Self::Running,
+            Err(DeviceError::FixedSize | DeviceError::Kernel { .. }) => self,
+        }
+    }
 }
 
 /// A device that this process has for itself.
@@ -271,7 +286,7 @@ impl Attached {
         let op = match self.phase {
             Phase::New => control_op::START_DEV,
             Phase::LeftBehind => control_op::END_USER_RECOVERY,
-            Phase::Running => return Ok(()),
+            Phase::Running | Phase::Going => return Ok(()),
         };
         self.control
             .order(op, device, pid, PATIENCE)
@@ -358,17 +373,26 @@ impl Attached {
     /// [`Attached::remove`] once they have. Before Linux 7.0 the caller has made sure that nobody merely has it open.
     ///
     /// # Errors
-    /// [`DeviceError::InUse`]: nothing has changed. [`DeviceError::Unanswered`]: it goes on.
+    /// [`DeviceError::InUse`]: nothing has changed. [`DeviceError::Unanswered`]: it goes on, and is to be asked for again: the kernel may
+    /// come to refuse it.
     pub fn stop(&mut self, patience: Duration) -> Result<(), DeviceError> {
         let stopped = match self.phase {
             Phase::Running => self.stop_disk(patience),
+            Phase::Going if self.may_refuse() => self.stop_disk(patience),
+            // The driver refuses nothing that it has begun with.
+            Phase::Going => Err(DeviceError::Unanswered(self.device())),
             Phase::New | Phase::LeftBehind => Ok(()),
         };
-        if matches!(stopped, Ok(()) | Err(DeviceError::Unanswered(_))) {
-            self.phase = Phase::New;
+        self.phase = self.phase.after(&stopped);
+        if matches!(self.phase, Phase::New | Phase::Going) {
             self.channel = None;
         }
         stopped
+    }
+
+    /// The driver itself refuses to stop what somebody has open (Linux 7.0).
+    const fn may_refuse(&self) -> bool {
+        self.info.flags & feature::SAFE_STOP_DEV != 0
     }
 
     fn stop_disk(&self, patience: Duration) -> Result<(), DeviceError> {
@@ -405,7 +429,7 @@ impl Attached {
 
     fn try_stop(&self, patience: Duration) -> io::Result<()> {
         let device = self.info.dev_id;
-        if self.info.flags & feature::SAFE_STOP_DEV != 0 {
+        if self.may_refuse() {
             return self.control.order(control_op::TRY_STOP_DEV, device, 0, patience);
         }
         // Mounts and partitions hold the device exclusively; a program that merely has it open gets errors from now on.
@@ -440,6 +464,19 @@ mod tests {
         // ENOTSUPP, which is the kernel's own.
         for errno in [libc::EOPNOTSUPP, 524, libc::EINVAL, libc::ENODEV, libc::ENOSYS, libc::EPERM] {
             assert_eq!(told(errno).unwrap(), 0);
+        }
+    }
+
+    /// Whoever is refused after his time has a device that is there, and would wait for its end for ever.
+    #[test]
+    fn a_device_that_was_to_go_and_is_refused_is_there_as_before() {
+        let device = || PathBuf::from("/dev/ublkb0");
+        let failed = || DeviceError::Kernel { what: "it".into(), source: io::ErrorKind::OutOfMemory.into() };
+        for before in [Phase::Running, Phase::Going] {
+            assert_eq!(before.after(&Err(DeviceError::Unanswered(device()))), Phase::Going);
+            assert_eq!(before.after(&Err(DeviceError::InUse(device()))), Phase::Running);
+            assert_eq!(before.after(&Err(failed())), before);
+            assert_eq!(before.after(&Ok(())), Phase::New);
         }
     }
 

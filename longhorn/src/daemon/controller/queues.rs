@@ -223,6 +223,11 @@ impl Queues {
         self.leaving.set(self.leaving.get() + count);
     }
 
+    /// So many of those show what they showed, since it does not go after all.
+    pub(super) fn stay(&self, count: usize) {
+        self.leaving.set(self.leaving.get().saturating_sub(count));
+    }
+
     /// How many of those have not said it yet.
     pub(super) fn leaving(&self) -> usize {
         self.leaving.get()

@@ -124,21 +124,25 @@ impl Ublk {
             refuse_in_use(place, *rdev)?;
         }
         let deadline = Instant::now() + HIDING;
-        if !self.is_going {
-            match attached.stop(HIDING) {
-                // It goes on in the kernel, and the queues will say so.
-                Ok(()) | Err(DeviceError::Unanswered(_)) => {}
-                Err(DeviceError::InUse(device)) => return Err(HideError::InUse(users(&device))),
-                Err(e) => return Err(HideError::Failed(e.into())),
+        match attached.stop(HIDING) {
+            // It goes on in the kernel, and the queues will say so.
+            Ok(()) | Err(DeviceError::Unanswered(_)) => {}
+            Err(DeviceError::InUse(device)) => {
+                if std::mem::take(&mut self.is_going) {
+                    queues.stay(self.serving);
+                }
+                return Err(HideError::InUse(users(&device)));
             }
-            self.is_going = true;
+            Err(e) => return Err(HideError::Failed(e.into())),
+        }
+        if !std::mem::replace(&mut self.is_going, true) {
             queues.leave(self.serving);
         }
+        wait_until_hidden_by(queues, deadline)?;
         if let Some((place, rdev)) = &self.node {
             node::remove(place, *rdev).map_err(|e| HideError::Failed(anyhow!("{}: {e}", place.display())))?;
             self.node = None;
         }
-        wait_until_hidden_by(queues, deadline)?;
         match self.attached.take() {
             Some(attached) => {
                 let patience = deadline.saturating_duration_since(Instant::now()) + REMOVED;
