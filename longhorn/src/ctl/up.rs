@@ -161,7 +161,7 @@ fn check_free(address: SocketAddr) -> Result<()> {
     loop {
         match can_be_had(address) {
             Err(_) if Instant::now() < deadline => std::thread::sleep(AGAIN),
-            had => return Ok(had?),
+            had => return had,
         }
     }
 }

@@ -29,7 +29,7 @@ use super::ControllerArgs;
 use super::clients::Clients;
 use super::face::{Reply, Shown};
 use super::queues::{DEPTH, Devices, Notice, Queues};
-use super::serve::{LAST_ANSWER, fronts, serve_face};
+use super::serve::{LAST_ANSWER, Signalled, fronts, serve_face};
 use super::show::{CARE, HideError, Show, Wish, check_unused};
 use crate::daemon::GivesUp;
 
@@ -107,7 +107,7 @@ pub(super) fn run(args: &ControllerArgs, from: &Address, name: &str, root: &Root
         obstacles,
         ends: ends_sender,
     };
-    serve_face(fronts(args, name)?, name, Arc::new(face))?;
+    serve_face(fronts(args, name)?, name, Arc::new(face), Signalled::default())?;
     Life { size, news, ends, mailboxes, queues, show, shown }.live()
 }
 

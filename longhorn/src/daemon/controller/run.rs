@@ -9,7 +9,7 @@ use control::engine::EngineError;
 use control::host::{
     self, LiveDirs, LiveError, LiveLock, RecordError, ReplicaRecord, Root, VolumeRecord, engine_name,
 };
-use crossbeam_channel::{Receiver, after, never, select, tick, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, after, never, select, tick, unbounded};
 use datapath::conductor::{self, Command, Limits, Why};
 use datapath::engine::{self, EngineHandle, Event, ReplicaAddress};
 use datapath::link::EngineQueue;
@@ -24,7 +24,7 @@ use super::face::{Errand, Face, Reply, Shown};
 use super::fill;
 use super::queues::{DEPTH, MakePool, Notice, Order, Queues};
 use super::relay::{self, Source as Relays};
-use super::serve::{LAST_ANSWER, fronts, serve_face};
+use super::serve::{ENDED, LAST_ANSWER, Signalled, fronts, serve_face};
 use super::show::{self, CARE, HideError, Show, Wish};
 use super::waits::Waits;
 use super::{ControllerArgs, UNENCRYPTED, stay};
@@ -91,7 +91,8 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
         root,
         progress: progress.clone(),
     };
-    serve_face(fronts, &name, Arc::new(face))?;
+    let signalled = Signalled::default();
+    serve_face(fronts, &name, Arc::new(face), signalled.clone())?;
     let volume = args.volume.clone();
     let relays = args.relay_listen.clone().zip(queues.to_relays());
     let relays = relays.map(|(address, to_relays)| Relays::new(address, &volume, key, to_relays));
@@ -108,6 +109,7 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
         progress,
         cloning,
         waits,
+        signalled,
         open: None,
         is_numbered: args.generation.is_some(),
     }
@@ -289,6 +291,7 @@ struct Life {
     /// A clone that is being filled, or was.
     cloning: Option<Cloning>,
     waits: Waits,
+    signalled: Signalled,
     /// Bytes, once the volume is open.
     open: Option<u64>,
     /// Its generation was given to it: it did not ask its replicas for theirs.
@@ -347,9 +350,9 @@ impl Life {
                         Errand::End(reply) => match self.hide_for_good() {
                             Ok(()) => return self.shut_down(Some(reply)),
                             // Whoever asked may be gone.
-                            Err(refused) => drop(reply.send(Err(refused))),
+                            Err(refused) => drop(reply.send(Err(refused).inspect_err(log_not_hidden))),
                         },
-                        Errand::Hide(reply) => drop(reply.send(self.hide())),
+                        Errand::Hide(reply) => drop(reply.send(self.hide().inspect_err(log_not_hidden))),
                         Errand::Show(reply) => drop(reply.send(self.show_again())),
                         Errand::Clone(source, reply) => self.fill(*source, reply),
                     }
@@ -530,13 +533,25 @@ impl Life {
 
     fn close_replicas(&self) -> Result<(), EngineError> {
         let failed = |text: &str| Err(EngineError::Failed(text.to_owned()));
-        match self.handle.command(Command::Shutdown).recv() {
-            Ok(Ok(())) => {}
+        let late = || {
+            failed(&format!(
+                "not flushed and closed on every replica after {} s, and the manager waits no longer: the next start repairs",
+                ENDED.as_secs()
+            ))
+        };
+        let deadline = self.signalled.deadline();
+        match recv_until(&self.handle.command(Command::Shutdown), deadline) {
+            Ok(Ok(())) | Err(RecvTimeoutError::Disconnected) => {}
             Ok(Err(e)) => return failed(&e.to_string()),
-            Err(_) => {}
+            Err(RecvTimeoutError::Timeout) => return late(),
         }
         // Its last word says how it went.
-        while let Ok(event) = self.events.recv() {
+        loop {
+            let event = match recv_until(&self.events, deadline) {
+                Ok(event) => event,
+                Err(RecvTimeoutError::Timeout) => return late(),
+                Err(RecvTimeoutError::Disconnected) => return failed("the engine ended without a word"),
+            };
             match event {
                 Event::Open { .. } | Event::Resized { .. } | Event::Lost => {}
                 Event::Stopped(Why::Clean) => return Ok(()),
@@ -547,7 +562,21 @@ impl Life {
                 Event::Stopped(why) => return failed(&why.to_string()),
             }
         }
-        failed("the engine ended without a word")
+    }
+}
+
+/// What comes until then; without a deadline, whenever it comes.
+fn recv_until<T>(from: &Receiver<T>, deadline: Option<Instant>) -> Result<T, RecvTimeoutError> {
+    match deadline {
+        Some(deadline) => from.recv_deadline(deadline),
+        None => Ok(from.recv()?),
+    }
+}
+
+/// What has failed may have been done by halves, and whoever asked may be gone. What was refused has changed nothing.
+fn log_not_hidden(e: &EngineError) {
+    if let EngineError::Failed(text) = e {
+        tracing::error!("not hidden, which is to be asked for again: {text}");
     }
 }
 
@@ -564,4 +593,20 @@ fn ended_by_itself(why: &Why, asks_again: bool) -> anyhow::Error {
         std::process::exit(control::manager::EXIT_GIVES_UP);
     }
     anyhow!("the engine ended: {why}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_come_in_time_is_not_waited_for() {
+        let (sender, receiver) = unbounded();
+        let soon = || Some(Instant::now() + Duration::from_millis(20));
+        assert_eq!(recv_until::<u8>(&receiver, soon()), Err(RecvTimeoutError::Timeout));
+        sender.send(7).unwrap();
+        assert_eq!(recv_until(&receiver, soon()), Ok(7));
+        drop(sender);
+        assert_eq!(recv_until(&receiver, None), Err(RecvTimeoutError::Disconnected));
+    }
 }

@@ -1,28 +1,52 @@
 //! Where an engine, or a relay, answers (gRPC), and how it hears that it is to end.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use control::engine::{EngineControl, EngineError};
 use control::front::Front;
 use control::host::Root;
+use control::manager::STOP_PATIENCE;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::ControllerArgs;
-use crate::daemon::{GivesUp, front};
+use crate::daemon::front;
 
 /// How long the answer to the shutdown may take to leave the process.
 pub(super) const LAST_ANSWER: Duration = Duration::from_millis(200);
 
+/// By when a process that a signal ends has said how it ends: a second later its manager kills it.
+pub(super) const ENDED: Duration = STOP_PATIENCE.saturating_sub(Duration::from_secs(1));
+
+/// When a signal has asked for the end that is still to come.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Signalled(Arc<Mutex<Option<Instant>>>);
+
+impl Signalled {
+    fn set(&self, at: Option<Instant>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = at;
+    }
+
+    /// When to have ended. `None`: whoever has asked for the end waits for as long as it takes.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).map(|at| at + ENDED)
+    }
+}
+
 /// Where the engine, or a relay, answers.
-pub(super) fn fronts(args: &ControllerArgs, instance: &str) -> Result<Vec<Front>, GivesUp> {
+pub(super) fn fronts(args: &ControllerArgs, instance: &str) -> Result<Vec<Front>> {
     let usual = Root::at(&args.root).ok().map(|root| root.control_socket(instance));
     front::fronts(&args.listen, usual, args.tls_dir.as_deref(), args.insecure)
 }
 
 /// Starts the thread that answers there and hears signals.
-pub(super) fn serve_face(fronts: Vec<Front>, instance: &str, face: Arc<dyn EngineControl>) -> Result<()> {
+pub(super) fn serve_face(
+    fronts: Vec<Front>,
+    instance: &str,
+    face: Arc<dyn EngineControl>,
+    signalled: Signalled,
+) -> Result<()> {
     let instance = instance.to_owned();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let work = move || {
@@ -34,7 +58,7 @@ pub(super) fn serve_face(fronts: Vec<Front>, instance: &str, face: Arc<dyn Engin
                 }
             };
             let hear = async {
-                if let Err(e) = hear_signals(&*face).await {
+                if let Err(e) = hear_signals(&*face, &signalled).await {
                     tracing::error!("signals cannot be heard: {e}");
                 }
             };
@@ -46,7 +70,7 @@ pub(super) fn serve_face(fronts: Vec<Front>, instance: &str, face: Arc<dyn Engin
 }
 
 /// Asks for the end at each signal that asks for it.
-async fn hear_signals(face: &dyn EngineControl) -> std::io::Result<()> {
+async fn hear_signals(face: &dyn EngineControl, signalled: &Signalled) -> std::io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     loop {
@@ -54,10 +78,32 @@ async fn hear_signals(face: &dyn EngineControl) -> std::io::Result<()> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
+        signalled.set(Some(Instant::now()));
         match face.shutdown().await {
             // Whoever ends it by a call has the process end besides.
             Ok(()) | Err(EngineError::Ending) => {}
-            Err(refused) => tracing::warn!("not stopped: {refused}"),
+            Err(refused) => {
+                signalled.set(None);
+                tracing::warn!("not stopped: {refused}");
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who is killed before says nothing, and nobody hears that the volume is not flushed.
+    #[test]
+    fn who_is_ended_by_a_signal_has_had_its_say_before_it_is_killed() {
+        let signalled = Signalled::default();
+        assert_eq!(signalled.deadline(), None, "by a call");
+        let now = Instant::now();
+        signalled.set(Some(now));
+        let left = (now + STOP_PATIENCE).duration_since(signalled.deadline().unwrap());
+        assert!(left > LAST_ANSWER && left < Duration::from_secs(2), "{left:?}");
+        signalled.set(None);
+        assert_eq!(signalled.deadline(), None, "it was refused");
     }
 }
