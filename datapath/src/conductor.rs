@@ -25,6 +25,7 @@ mod choose;
 mod close;
 mod commands;
 mod desk;
+mod epochs;
 mod event;
 mod fold;
 mod intent;
@@ -44,7 +45,7 @@ mod status;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use lh_block::{Epoch, EpochOrder, Generation, Instance};
+use lh_block::{Generation, Instance};
 use lh_wire::LayerInfo;
 
 pub use event::{
@@ -61,6 +62,7 @@ use authority::AuthorityView;
 use chain::{Backlog, Task};
 use close::Closing;
 use desk::Desk;
+use epochs::Epochs;
 use fold::Folds;
 use intent::Clearing;
 use links::Link;
@@ -160,18 +162,7 @@ pub struct Conductor {
     opening: Opening,
     replicas: Replicas,
     authority: AuthorityView,
-    /// The epoch that counts.
-    epoch: Option<Epoch>,
-    /// What each member has recorded at least: that epoch, or one before it at the start.
-    recorded: Option<EpochOrder>,
-    /// The epoch that counted at the start, if there was one.
-    started_from: Option<EpochOrder>,
-    /// Counts this engine's epochs.
-    counter: u64,
-    /// The volume's first epoch is about to be made, and a majority knows that.
-    announced: bool,
-    /// Some replica may hold an epoch that does not count: the next one replaces it.
-    loose_epoch: bool,
+    epochs: Epochs,
     change: Option<Change>,
     changes: u64,
     volume: Volume,
@@ -210,12 +201,7 @@ impl Conductor {
             opening: Opening::Shut,
             replicas: Replicas::new(&config),
             authority: AuthorityView::new(config.quorum),
-            epoch: None,
-            recorded: None,
-            started_from: None,
-            counter: 0,
-            announced: false,
-            loose_epoch: false,
+            epochs: Epochs::new(&config),
             change: None,
             changes: 0,
             volume: Volume { size: config.size, ..Volume::default() },

@@ -219,7 +219,9 @@ impl Conductor {
         self.replicas.get_mut(member).unwanted = false;
         self.desk.emit(Output::Vacated { member });
         // The next epoch tells the members that they need keep nothing for it.
-        self.loose_epoch |= self.is_open();
+        if self.is_open() {
+            self.epochs.loosen();
+        }
         for (command, _) in self.leaving.extract_if(.., |(_, m)| *m == member).collect::<Vec<_>>() {
             self.desk.emit(Output::CommandDone(command, Ok(())));
         }

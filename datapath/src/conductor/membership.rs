@@ -13,7 +13,7 @@
 //!   epoch that was given up may lie on some replicas: the next one is younger and replaces it.
 //! - In `Storing` nothing is given up: the epoch may count already.
 
-use lh_block::{Epoch, Instance};
+use lh_block::Epoch;
 use lh_wire::Control;
 
 use super::authority::Verdict;
@@ -96,30 +96,17 @@ impl Conductor {
 
     /// These are the members of the epoch that counts, and nobody holds a younger one.
     pub(super) fn is_recorded(&self, members: MemberSet) -> bool {
-        !self.loose_epoch && self.epoch.as_ref().is_some_and(|e| e.members == self.replicas.names_of(members))
+        self.epochs.is(&self.replicas.names_of(members))
     }
 
     pub(super) fn begin_change(&mut self, target: MemberSet, joiners: MemberSet, leavers: MemberSet) {
-        if !self.is_to_announce() {
-            self.counter += 1;
-        }
         self.changes += 1;
-        let epoch = Epoch {
-            generation: self.config.generation,
-            counter: self.counter,
-            members: self.replicas.names_of(target),
-            id: Instance(self.config.instance.0.wrapping_add(u128::from(self.counter))),
-            after: self.recorded.filter(|_| !sabotaged!(self, after_unnoted)),
-        };
+        let epoch = self.epochs.next(self.replicas.names_of(target));
+        let after = epoch.after.filter(|_| !sabotaged!(self, after_unnoted));
+        let epoch = Epoch { after, ..epoch };
         self.desk.log(format!("epoch {}.{}: {}", epoch.generation, epoch.counter, epoch.members.join(", ")));
         let stage = Stage::Silencing;
         self.change = Some(Change { number: self.changes, epoch, target, joiners, leavers, stage });
-    }
-
-    /// With `majority` the first epoch of a volume has one before it, of number 0, which never counts: where that is all that is found,
-    /// nothing was ever answered. Otherwise replicas without an epoch were emptied since, and tell nothing (`choose`).
-    fn is_to_announce(&self) -> bool {
-        self.config.quorum == Quorum::Majority && self.epoch.is_none() && !self.announced
     }
 
     /// No queue reads from a leaver any more.
@@ -158,7 +145,7 @@ impl Conductor {
         if self.config.quorum != Quorum::Any || sabotaged!(self, after_unnoted) {
             return;
         }
-        let Some(epoch) = self.epoch.clone() else { return };
+        let Some(epoch) = self.epochs.current().cloned() else { return };
         let control = self.set_epoch(Epoch { after: Some(epoch.order()), ..epoch });
         for member in self.replicas.linked(self.replicas.serving()).iter() {
             self.desk.ask(member, ControlFor::Counts, control.clone());
@@ -179,13 +166,7 @@ impl Conductor {
 
     /// The epoch counts: nobody waits for the leavers any more, and the joiners may be read from.
     fn enact(&mut self, change: &mut Change) {
-        if change.epoch.counter == 0 {
-            (self.announced, self.loose_epoch) = (true, true);
-        } else {
-            self.epoch = Some(change.epoch.clone());
-            self.loose_epoch = false;
-        }
-        self.recorded = Some(change.epoch.order());
+        self.epochs.counts(&change.epoch);
         self.counters.epochs += 1;
         let mut switches = Vec::new();
         for member in change.leavers.iter() {
@@ -226,14 +207,16 @@ impl Conductor {
             Stage::Ending | Stage::Members(_) => true,
             Stage::Storing | Stage::Enacting(_) => return,
         };
-        self.loose_epoch |= begun;
+        if begun {
+            self.epochs.loosen();
+        }
         self.change = None;
     }
 
     /// The start begins again: whatever was on its way is replaced by the next epoch.
     pub(super) fn drop_change(&mut self) {
         if self.change.take().is_some() {
-            self.loose_epoch = true;
+            self.epochs.loosen();
         }
     }
 

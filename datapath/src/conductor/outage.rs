@@ -109,7 +109,7 @@ impl Conductor {
             chain: self.volume.chain.to_vec(),
             ..lh_wire::ReplicaState::default()
         };
-        let counted = self.epoch.as_ref().map(lh_block::Epoch::order);
+        let counted = self.epochs.order();
         let recorded = state.epoch.as_ref().map(lh_block::Epoch::order);
         !state.rebuilding && !state.imported && recorded >= counted && self.have_same_shape(state, &known)
     }

@@ -199,7 +199,7 @@ impl Conductor {
     /// has. With the other quorums the newest epoch found was started from.
     fn knows_better(&self, own: &ReplicaState) -> Option<&'static str> {
         let recorded = own.epoch.as_ref().filter(|e| e.generation < self.config.generation)?;
-        let is_younger = self.config.quorum == Quorum::Any && recorded.outdates(self.started_from?);
+        let is_younger = self.config.quorum == Quorum::Any && recorded.outdates(self.epochs.started_from()?);
         is_younger.then_some(
             "it knows of an epoch that counted and is younger than the authority's was: it is kept as it is. Stop the volume and salvage it \
              with that replica here, or take the replica out",

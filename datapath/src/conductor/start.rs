@@ -166,9 +166,7 @@ impl Conductor {
                 stored.generation, stored.counter, base.generation, base.counter
             ));
         }
-        self.started_from = start.base.as_ref().map(Epoch::order);
-        self.epoch = start.base;
-        self.recorded = start.recorded;
+        self.epochs.start_from(start.base, start.recorded);
         for member in members.iter() {
             self.replicas.get_mut(member).role = Role::Member(Seat::Serving);
         }
@@ -380,7 +378,7 @@ impl Conductor {
     /// members the volume is held shut, and this one may be enough. It may also be the one that holds everything.
     pub(super) fn on_late_member(&mut self, member: MemberId) {
         let held = !self.serves() && !self.replicas.are_enough(self.replicas.serving());
-        let counts = self.epoch.as_ref().is_some_and(|e| e.has(self.replicas.name(member)));
+        let counts = self.epochs.has(self.replicas.name(member));
         if held && counts {
             self.begin_again();
         }

@@ -127,7 +127,7 @@ impl Conductor {
             open: self.is_open(),
             waiting_for: waiting,
             replicas: self.replicas.configured().iter().map(|m| self.replica_status(m)).collect(),
-            epoch: self.epoch.clone(),
+            epoch: self.epochs.current().cloned(),
             size: self.volume.size,
             chain: self.volume.chain.clone(),
             chunks_in_doubt: self.doubt.len(),
