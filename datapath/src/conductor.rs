@@ -57,7 +57,7 @@ pub use sabotage::Sabotage;
 pub use scrub::{Finding, Flaw, Mend, ScrubStatus};
 pub use status::{Counters, Mode, Progress, ReplicaStatus, Robustness, Status};
 
-use ask::{Ballot, ControlFor, JobFor};
+use ask::{Attempts, Ballot, ControlFor, JobFor};
 use authority::AuthorityView;
 use chain::{Backlog, Task};
 use close::Closing;
@@ -164,7 +164,7 @@ pub struct Conductor {
     authority: AuthorityView,
     epochs: Epochs,
     change: Option<Change>,
-    changes: u64,
+    attempts: Attempts,
     volume: Volume,
     /// No first answer before.
     lease_until: u64,
@@ -203,7 +203,7 @@ impl Conductor {
             authority: AuthorityView::new(config.quorum),
             epochs: Epochs::new(&config),
             change: None,
-            changes: 0,
+            attempts: Attempts::default(),
             volume: Volume { size: config.size, ..Volume::default() },
             lease_until: 0,
             doubt: Doubt::default(),

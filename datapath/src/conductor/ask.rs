@@ -45,6 +45,21 @@ impl Switches {
     }
 }
 
+/// Numbers changes of the membership, rebuilds and scrubs: each attempt anew, and all in one row. So an answer to what was given up is
+/// never taken for one to what was begun since.
+#[derive(Debug, Default)]
+pub(super) struct Attempts(u64);
+
+impl Attempts {
+    /// Comes before the first: no attempt has it.
+    pub(super) const NONE: u64 = 0;
+
+    pub(super) const fn next(&mut self) -> u64 {
+        self.0 += 1;
+        self.0
+    }
+}
+
 /// What a control request is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ControlFor {

@@ -100,13 +100,12 @@ impl Conductor {
     }
 
     pub(super) fn begin_change(&mut self, target: MemberSet, joiners: MemberSet, leavers: MemberSet) {
-        self.changes += 1;
         let epoch = self.epochs.next(self.replicas.names_of(target));
         let after = epoch.after.filter(|_| !sabotaged!(self, after_unnoted));
         let epoch = Epoch { after, ..epoch };
         self.desk.log(format!("epoch {}.{}: {}", epoch.generation, epoch.counter, epoch.members.join(", ")));
         let stage = Stage::Silencing;
-        self.change = Some(Change { number: self.changes, epoch, target, joiners, leavers, stage });
+        self.change = Some(Change { number: self.attempts.next(), epoch, target, joiners, leavers, stage });
     }
 
     /// No queue reads from a leaver any more.

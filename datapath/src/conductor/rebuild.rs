@@ -223,8 +223,7 @@ impl Conductor {
             return false;
         }
         let Some(source) = self.replicas.nearest(self.replicas.serving()) else { return false };
-        self.changes += 1;
-        let attempt = self.changes;
+        let attempt = self.attempts.next();
         // What is rotten on the source is taken from those who hold the same.
         self.replicas
             .linked(self.replicas.serving().without(source))

@@ -28,6 +28,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use lh_block::Extent;
 use lh_wire::{Control, MapPage, ReplicaState, UNASKED_HASH_RATE};
 
+use super::ask::Attempts;
 use super::rebuild::pace::{BUSY_PIECE, Pace, REST_MAX};
 use super::{Command, CommandError, CommandId, Conductor, ControlFor, Job, JobFor, Output, Phase};
 use crate::message::{JobResult, LayerRef, MemberId, MemberSet};
@@ -41,7 +42,7 @@ use layer::{Layer, closely};
 const LOOK_EVERY: u64 = 500_000_000;
 
 /// Nobody's attempt: checksums that no scrub asked for.
-const UNASKED: u64 = 0;
+const UNASKED: u64 = Attempts::NONE;
 
 /// What a scrub job is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,10 +207,9 @@ impl Conductor {
         if self.scrubs.asked.as_ref().is_some_and(|s| !matches!(s.stage, Stage::Ended)) {
             return Err(CommandError::Scrubbing);
         }
-        self.changes += 1;
         let total = self.volume.chain.iter().map(|l| l.allocated).sum();
         self.desk.log(format!("a scrub begins{}", if repair { ", with repair" } else { "" }));
-        self.scrubs.asked = Some(Scrub::new(self.changes, repair, rate, total));
+        self.scrubs.asked = Some(Scrub::new(self.attempts.next(), repair, rate, total));
         Ok(())
     }
 
@@ -252,8 +252,7 @@ impl Conductor {
         }
         let idle = self.scrubs.spot.as_ref().is_none_or(|s| matches!(s.stage, Stage::Ended));
         if idle && let Some(range) = self.scrubs.spots.pop_front() {
-            self.changes += 1;
-            let scrub = Scrub::new(self.changes, true, 0, 0);
+            let scrub = Scrub::new(self.attempts.next(), true, 0, 0);
             self.scrubs.spot = Some(Scrub { spot: Some(range), ..scrub });
         }
         let Some(attempt) = self.scrubs.turn() else { return false };
