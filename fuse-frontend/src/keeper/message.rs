@@ -27,7 +27,7 @@ impl Message {
     /// Adds a field. A line break in the value ends it: none of ours has one.
     pub(super) fn with(mut self, key: &str, value: impl std::fmt::Display) -> Self {
         let value = value.to_string();
-        let value = value.lines().next().unwrap_or_default();
+        let value = value.split('\n').next().unwrap_or_default();
         self.fields.push((key.into(), value.into()));
         self
     }
@@ -73,7 +73,8 @@ impl Message {
             bytes.extend(byte);
         }
         let text = String::from_utf8(bytes).map_err(|_| io::ErrorKind::InvalidData)?;
-        let mut lines = text.trim_end_matches('\n').lines();
+        // A carriage return is a part of a value: a path may have one.
+        let mut lines = text.trim_end_matches('\n').split('\n');
         let mut message = Self::new(lines.next().unwrap_or_default());
         for line in lines {
             let (key, value) = line.split_once(' ').ok_or(io::ErrorKind::InvalidData)?;
@@ -102,6 +103,13 @@ mod tests {
     fn values_never_break_the_frame() {
         assert_eq!(Message::new("error").with("text", "a\n\nb").encode(), "error\ntext a\n\n");
         assert_eq!(Message::new("error").with("text", "").encode(), "error\ntext \n\n");
+    }
+
+    /// The keeper would take the root's owner for another's, and show the volume to nobody.
+    #[test]
+    fn a_value_comes_as_it_was_sent() {
+        let message = Message::new("attach").with("owner", "/var/lib/a\r");
+        assert_eq!(Message::read(message.encode().as_bytes(), b"").unwrap(), message);
     }
 
     #[test]
