@@ -128,6 +128,11 @@ impl Attached {
             .map_err(|e| KeeperError::Failed(format!("the kernel does not take the size {size} over: {e}")))
     }
 
+    /// The numbers of the loop device, as long as it is there.
+    pub fn rdev(&self) -> Option<u64> {
+        self.info.rdev()
+    }
+
     /// Binds another loop device if somebody else has unbound the one that there was, as `losetup -D` does to every device that nobody
     /// has open: its number goes to whoever asks next, and the node must not name that one's device. True if there is
     /// another. Queues must serve.

@@ -47,8 +47,17 @@ impl Info {
 
     /// True while that binding lasts; also where there is none yet.
     pub(crate) fn is_bound(&self) -> bool {
-        let bound = self.loop_number.zip(self.loop_sequence);
-        bound.is_none_or(|(number, sequence)| LoopDevice { number, sequence }.is_bound())
+        self.bound().is_none_or(LoopDevice::is_bound)
+    }
+
+    /// The numbers of the loop device while that binding lasts.
+    pub(crate) fn rdev(&self) -> Option<u64> {
+        self.bound().filter(|device| device.is_bound())?.rdev().ok()
+    }
+
+    fn bound(&self) -> Option<LoopDevice> {
+        let (number, sequence) = self.loop_number.zip(self.loop_sequence)?;
+        Some(LoopDevice { number, sequence })
     }
 
     fn read(message: &Message) -> Option<Self> {

@@ -13,7 +13,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 
-use lh_ring::sys::{loops, remove_partitions};
+use lh_ring::sys::{if_there, loops, remove_partitions};
 use nix::sys::stat::{Mode, SFlag, mknod};
 
 use crate::node;
@@ -49,7 +49,11 @@ impl LoopDevice {
             match loops::configure(opened.as_fd(), file.as_fd(), block_size, name) {
                 Ok(()) => {
                     free.count_requests();
-                    return Ok(Self { sequence: free.current_sequence(), ..free });
+                    // Without its number nobody could tell it from what is bound there next.
+                    let sequence = free.current_sequence().inspect_err(|_| {
+                        let _ = loops::clear(opened.as_fd());
+                    })?;
+                    return Ok(Self { sequence, ..free });
                 }
                 Err(e) if e.kind() == io::ErrorKind::ResourceBusy => last = e,
                 Err(e) => return Err(e),
@@ -85,12 +89,19 @@ impl LoopDevice {
     /// True while the device is bound as it was.
     pub(super) fn is_bound(self) -> bool {
         // The directory is there while a file is bound.
-        self.sys().join("loop").exists() && self.current_sequence() == self.sequence
+        let file = if_there(fs::metadata(self.sys().join("loop")));
+        self.is_bound_by(file.map(|found| found.is_some()), self.current_sequence())
     }
 
-    fn current_sequence(self) -> u64 {
-        let text = fs::read_to_string(self.sys().join("diskseq")).unwrap_or_default();
-        text.trim().parse().unwrap_or(0)
+    /// The same by what the kernel tells. What cannot be looked at is taken for bound: who takes it for gone binds another one, beside
+    /// what may be mounted.
+    fn is_bound_by(self, has_file: io::Result<bool>, sequence: io::Result<u64>) -> bool {
+        has_file.unwrap_or(true) && sequence.map_or(true, |now| now == self.sequence)
+    }
+
+    fn current_sequence(self) -> io::Result<u64> {
+        let text = if_there(fs::read_to_string(self.sys().join("diskseq")))?.unwrap_or_default();
+        Ok(text.trim().parse().unwrap_or(0))
     }
 
     /// Bytes of its logical block, if the kernel tells.
@@ -185,5 +196,20 @@ impl LoopDevice {
             ));
         }
         Ok(file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_cannot_be_looked_at_is_not_taken_for_gone() {
+        let device = LoopDevice { number: 7, sequence: 9 };
+        let short = || io::Error::from_raw_os_error(nix::errno::Errno::ENFILE as i32);
+        assert!(device.is_bound_by(Ok(true), Ok(9)));
+        assert!(!device.is_bound_by(Ok(false), Ok(9)) && !device.is_bound_by(Ok(true), Ok(10)));
+        assert!(device.is_bound_by(Ok(true), Err(short())) && device.is_bound_by(Err(short()), Ok(9)));
+        assert!(!device.is_bound_by(Ok(false), Err(short())));
     }
 }

@@ -270,7 +270,11 @@ impl Show {
             Self::Fuse { options, block_size, attached: Some(attached) } => {
                 replace_dead_keeper(attached, options);
                 match attached.replace_lost_device(*block_size) {
-                    Ok(false) => {}
+                    Ok(false) => {
+                        if let Some(rdev) = attached.rdev() {
+                            look_after_node(&attached.info.node, rdev);
+                        }
+                    }
                     Ok(true) => tracing::warn!("somebody else had unbound the loop device; there is another"),
                     Err(e) => {
                         tracing::error!(
@@ -305,6 +309,10 @@ impl Show {
             Self::Fuse { options, attached, .. } => {
                 let Some(fuse) = attached else { return wait_until_hidden(queues) };
                 replace_dead_keeper(fuse, options);
+                // Who has the device open is found by its node.
+                if let Some(rdev) = fuse.rdev() {
+                    look_after_node(&fuse.info.node, rdev);
+                }
                 match fuse.stop() {
                     Ok(()) => {}
                     Err(KeeperError::InUse(_)) => return Err(HideError::InUse(users(&fuse.info.node))),
