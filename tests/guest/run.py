@@ -29,6 +29,7 @@ SCENARIOS = {
     "nbd-volume-away": ("taken_away.py", ["nbd-volume"], 300, 300),
     "ublk-volume-life": ("taken_over.py", ["ublk-volume"], 300, 300),
     "iscsi-volume-life": ("taken_over.py", ["iscsi-volume"], 300, 300),
+    "fuse-volume-life": ("taken_over.py", ["fuse-volume"], 300, 300),
     "ublk-volume-away": ("taken_away.py", ["ublk-volume"], 300, 300),
     "fuse-volume-away": ("taken_away.py", ["fuse-volume"], 300, 300),
     "nbd-basics": ("basics.py", ["nbd"], 400, 400),

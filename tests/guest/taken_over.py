@@ -1,9 +1,9 @@
 """A device whose server, or whose maker, dies at the wrong moment: requests wait for the next server, which may serve a larger
 disk; a device that was not made ready is made ready by the next one.
 
-    taken_over.py nbd|nbd-volume|ublk-volume|iscsi-volume
+    taken_over.py nbd|nbd-volume|ublk-volume|iscsi-volume|fuse-volume
 """
-import contextlib, json, os, signal, subprocess, sys, time
+import contextlib, json, os, shutil, signal, subprocess, sys, time
 import initiator
 from devices import WORK, Nbd, Process, attribute, directory_of, example, expect, kernel_is, nodes, run, shown, skip, wait_for
 from volumes import Host, Volume, stand_still
@@ -199,6 +199,61 @@ def a_device_whose_requests_wait_goes_once_they_are_answered():
     disk.stop()
 
 
+def what_waits_is_left_to_the_engine_that_can_show_the_device():
+    """An engine takes the device over and cannot show it: a node that is mounted upon cannot be made anew. What has waited for it, and
+    was perhaps handed to it, is carried out by the one that can, and fails nobody."""
+    disk = Volume(sys.argv[1].removesuffix("-volume"), size=64 * MIB)
+    run("mount", "--bind", disk.device, disk.device)
+    disk.kill()
+    writer = subprocess.Popen(["dd", "if=/dev/urandom", f"of={disk.device}", "bs=64k", "count=64", "oflag=direct", "conv=fsync",
+                               "status=none"])
+
+    def refused():
+        with open(os.path.join(disk.host.root, "log", f"{disk.volume}-e-0.log"), errors="replace") as file:
+            return file.read().count("ended: cannot make the device node")
+
+    wait_for("two engines that cannot show it", lambda: refused() >= 2, 60)
+    expect(writer.poll() is None, f"a write ended with {writer.poll()} where nobody shows the device")
+    # The writer has it open by what is mounted.
+    run("umount", "-l", disk.device)
+    expect(writer.wait(60) == 0, f"the write failed: {writer.returncode}")
+    disk.restart()
+    wait_for("the volume is shown again", lambda: disk.host.status(disk.volume)["device"])
+    disk.stop()
+
+
+@contextlib.contextmanager
+def iscsiadm_that_refuses(option):
+    """The host's own, for all but this."""
+    real = shutil.which("iscsiadm")
+    aside = os.path.join(WORK, "iscsiadm")
+    shutil.move(real, aside)
+    with open(real, "w") as file:
+        file.write(f'#!/bin/sh\nfor word; do [ "$word" = "{option}" ] && {{ echo "not now" >&2; exit 1; }}; done\nexec {aside} "$@"\n')
+    os.chmod(real, 0o755)
+    try:
+        yield
+    finally:
+        shutil.move(aside, real)
+
+
+def a_logout_that_is_done_by_halves_is_ended_by_who_asks_again():
+    """The initiator has logged out, and does not forget the target. The log says what failed, and blames nobody else."""
+    if os.environ.get("LH_GUEST") != "1":
+        return skip("iscsi-volume-life-by-halves", "this host's iscsiadm is left as it is")
+    disk = Volume("iscsi", size=64 * MIB)
+    with iscsiadm_that_refuses("--op=delete"):
+        done = disk.engine_line("frontend", "shutdown", check=False)
+        expect(done.returncode != 0 and "not now" in done.stderr, f"{done.returncode} {done.stderr}")
+        time.sleep(LOOK)
+    said = [text for _, text in disk.host.log(f"{disk.volume}-e-0")]
+    expect(any("not hidden" in text and "not now" in text for text in said), f"that is not said: {said[-5:]}")
+    expect(not any("somebody else" in text for text in said), f"others are blamed: {said[-5:]}")
+    disk.hide()
+    disk.show()
+    disk.stop()
+
+
 @contextlib.contextmanager
 def not_asked_for_its_size(disk):
     """As where the initiator is away: what is written to have the disk asked is taken, and nobody asks."""
@@ -322,11 +377,14 @@ STORIES = {"nbd": [requests_wait_for_the_next_server, a_server_that_dies_while_i
            "nbd-volume": [a_volume_whose_engine_died_too_early_is_made_ready,
                           a_device_that_only_the_volume_has_a_node_of_is_taken_over,
                           a_volume_whose_node_stays_is_stopped_when_it_goes,
-                          a_volume_whose_node_is_removed_has_it_again],
+                          a_volume_whose_node_is_removed_has_it_again,
+                          what_waits_is_left_to_the_engine_that_can_show_the_device],
+           "fuse-volume": [a_volume_whose_node_is_removed_has_it_again],
            "ublk-volume": [a_volume_whose_node_is_removed_has_it_again, a_device_that_is_merely_open_is_not_taken_away,
                            a_device_whose_requests_wait_goes_once_they_are_answered],
            "iscsi-volume": [whoever_has_no_iscsid_is_told_so, a_disk_whose_engine_died_too_early_is_patient,
                             a_volume_whose_node_is_removed_has_it_again,
+                            a_logout_that_is_done_by_halves_is_ended_by_who_asks_again,
                             a_disk_that_could_not_be_asked_for_its_size_is_asked_again,
                             what_the_host_has_set_for_others_is_not_for_volumes]}
 

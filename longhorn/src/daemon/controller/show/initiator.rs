@@ -53,6 +53,8 @@ struct ShownDisk {
     rdev: u64,
     /// What it is to have, in bytes.
     size: u64,
+    /// This process has logged the initiator out, and has more to do until nothing is shown.
+    is_apart: bool,
 }
 
 impl Initiator {
@@ -114,7 +116,7 @@ impl Initiator {
         if is_new {
             session.wait_for_node(&place)?;
         }
-        let shown = ShownDisk { session, place: place.clone(), rdev, size };
+        let shown = ShownDisk { session, place: place.clone(), rdev, size, is_apart: false };
         // It may have grown while nobody served it.
         shown.grow()?;
         self.shown = Some(shown);
@@ -129,13 +131,14 @@ impl Initiator {
 
     pub(super) fn look_after(&mut self) {
         self.target.look_after();
-        let Some(ShownDisk { session, place, rdev, size }) = &self.shown else { return };
+        let Some(ShownDisk { session, place, rdev, size, is_apart }) = &mut self.shown else { return };
         if has_disk(session, *rdev) {
+            *is_apart = false;
             look_after_node(place, *rdev);
             if let Err(e) = session.grow(*size, Duration::ZERO) {
                 tracing::error!("the disk does not get its size: {e}");
             }
-        } else if node::rdev(place) == Some(*rdev) {
+        } else if !*is_apart && node::rdev(place) == Some(*rdev) {
             tracing::error!(
                 "somebody else has logged the initiator out, or has taken its disk away: stop the volume, then start it again"
             );
@@ -147,11 +150,14 @@ impl Initiator {
     }
 
     pub(super) fn hide(&mut self, queues: &Queues) -> Result<(), HideError> {
-        if let Some(ShownDisk { session, place, rdev, .. }) = &self.shown {
+        if let Some(ShownDisk { session, place, rdev, is_apart, .. }) = &mut self.shown {
             if has_disk(session, *rdev) {
                 refuse_in_use(place, *rdev)?;
             }
-            session.logout().map_err(|e| HideError::Failed(e.into()))?;
+            // What fails leaves the rest to whoever asks again.
+            let logged_out = session.logout();
+            *is_apart |= !has_disk(session, *rdev);
+            logged_out.map_err(|e| HideError::Failed(e.into()))?;
             node::remove(place, *rdev).map_err(|e| HideError::Failed(anyhow!("{}: {e}", place.display())))?;
             self.shown = None;
         }
