@@ -13,6 +13,8 @@
 mod apart;
 mod client;
 mod connection;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod left_behind;
 mod lock;
 mod loop_device;

@@ -3,7 +3,9 @@
 
 pub mod chain;
 pub mod client;
+pub mod fuse;
 pub mod iscsi;
+pub mod keeper;
 pub mod meta;
 pub mod nbd;
 pub mod wire;
