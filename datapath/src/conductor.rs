@@ -42,11 +42,9 @@ mod send;
 mod start;
 mod status;
 
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use lh_block::{Generation, Instance};
-use lh_wire::LayerInfo;
+use lh_block::Generation;
 
 pub use event::{
     Body, CHANGES_MAX, Command, CommandError, CommandId, Config, ConnectError, Input, Limits, NewLimits,
@@ -59,7 +57,7 @@ pub use status::{Counters, Mode, Progress, ReplicaStatus, Robustness, Status};
 
 use ask::{Attempts, Ballot, ControlFor, JobFor};
 use authority::AuthorityView;
-use chain::{Backlog, Task};
+use chain::Chain;
 use close::Closing;
 use desk::Desk;
 use epochs::Epochs;
@@ -75,9 +73,7 @@ use replicas::{Replica, Replicas, Role, Seat};
 use sabotage::sabotaged;
 use scrub::Scrubs;
 
-use crate::message::{
-    ControlId, FromQueue, Job, LayerRef, MemberId, MemberSet, QUEUES_MAX, QueueId, SwitchId,
-};
+use crate::message::{ControlId, FromQueue, Job, MemberId, MemberSet, QUEUES_MAX, QueueId, SwitchId};
 use crate::shared::Shared;
 
 /// Where the engine is between its first connection and its end.
@@ -115,7 +111,6 @@ enum Opening {
 struct Fixed {
     volume: String,
     generation: Generation,
-    instance: Instance,
     quorum: Quorum,
     size: u64,
     shared: Arc<Shared>,
@@ -129,7 +124,6 @@ impl Fixed {
         Self {
             volume: config.volume,
             generation: config.generation,
-            instance: config.instance,
             quorum: config.quorum,
             size: config.size,
             shared: config.shared,
@@ -138,19 +132,6 @@ impl Fixed {
             sabotage: config.sabotage,
         }
     }
-}
-
-/// The volume's chain as its members have it.
-#[derive(Debug, Default)]
-struct Volume {
-    size: u64,
-    /// Base first, the head last.
-    chain: Arc<Vec<LayerInfo>>,
-    /// Snapshots that are not known to be on stable storage everywhere.
-    unsettled: Vec<String>,
-    /// The layer names that the driver knows, and how many it was ever given.
-    names: BTreeMap<String, LayerRef>,
-    named: u32,
 }
 
 /// The conductor of one volume. See the module's documentation.
@@ -165,16 +146,11 @@ pub struct Conductor {
     epochs: Epochs,
     change: Option<Change>,
     attempts: Attempts,
-    volume: Volume,
+    chain: Chain,
     /// No first answer before.
     lease_until: u64,
     doubt: Doubt,
     outage: Option<Outage>,
-    task: Option<Task>,
-    backlog: Backlog,
-    tasks: u64,
-    /// The last chain operation that this engine decided to carry out.
-    decided: Option<Instance>,
     looks: Looks,
     clearing: Clearing,
     pace: Pace,
@@ -204,14 +180,10 @@ impl Conductor {
             epochs: Epochs::new(&config),
             change: None,
             attempts: Attempts::default(),
-            volume: Volume { size: config.size, ..Volume::default() },
+            chain: Chain::new(config.instance, config.size),
             lease_until: 0,
             doubt: Doubt::default(),
             outage: None,
-            task: None,
-            backlog: VecDeque::new(),
-            tasks: 0,
-            decided: None,
             looks: Looks::default(),
             clearing: Clearing::default(),
             pace: Pace::default(),

@@ -14,22 +14,21 @@
 //!
 //! Snapshots that an engine before, or a rebuild, left unsettled are settled by a task that begins with `Flushing`.
 
-use std::collections::VecDeque;
+mod state;
+
 use std::sync::Arc;
 
 use lh_block::{Instance, SNAPSHOTS_MAX};
 use lh_wire::{ChainOp, Control, LayerInfo, ReplicaState};
 
-use super::branch::branch;
 use super::{Ballot, CommandError, CommandId, Conductor, ControlFor, Job, JobFor, Output, Phase, sabotaged};
 use crate::message::{JobResult, MemberId, MemberSet, Switch, SwitchId};
+
+pub(super) use state::Chain;
 
 /// How long requests are held for an operation at most, ns. What was let in before may wait for space on full disks, or for a
 /// replica that is gone, and everybody else is not to wait with it.
 const PAUSE_MAX: u64 = 10_000_000_000;
-
-/// Operations that wait for their turn.
-pub(super) type Backlog = VecDeque<(CommandId, ChainOp)>;
 
 /// The operation whose turn it is.
 #[derive(Debug)]
@@ -44,7 +43,7 @@ pub(super) struct Task {
     stage: Stage,
     /// Numbers the present ballot, so that answers to another one do not count.
     ballot_number: u64,
-    pub(super) ballot: Ballot,
+    ballot: Ballot,
     /// Since when queues are paused for it.
     paused: Option<u64>,
     refused: Option<CommandError>,
@@ -102,7 +101,7 @@ impl Conductor {
         if !matches!(self.phase, Phase::Running) {
             return false;
         }
-        let Some(mut task) = self.task.take() else { return self.begin_next() };
+        let Some(mut task) = self.chain.task.take() else { return self.begin_next() };
         let moved = match task.stage {
             _ if task.refused.is_some() && task.undecided().is_some() => self.begin_abort(&mut task),
             Stage::Reading(source) => self.read_chain(&mut task, source),
@@ -116,7 +115,7 @@ impl Conductor {
             Stage::Aborting(resume) => self.abort(&mut task, resume),
             Stage::Ended => false,
         };
-        self.task = Some(task).filter(|t| !matches!(t.stage, Stage::Ended));
+        self.chain.task = Some(task).filter(|t| !matches!(t.stage, Stage::Ended));
         moved
     }
 
@@ -127,9 +126,9 @@ impl Conductor {
         }
         let Some(source) = self.replicas.nearest(self.replicas.serving()) else { return false };
         // A revert leaves the branch whose snapshots are yet to be settled, and nobody would look at them again.
-        let leaves = matches!(self.backlog.front(), Some((_, ChainOp::Revert { .. })));
-        let settles_first = leaves && !self.volume.unsettled.is_empty();
-        let next = if settles_first { None } else { self.backlog.pop_front() };
+        let leaves = matches!(self.chain.backlog.front(), Some((_, ChainOp::Revert { .. })));
+        let settles_first = leaves && !self.chain.volume.unsettled.is_empty();
+        let next = if settles_first { None } else { self.chain.backlog.pop_front() };
         let task = if let Some((command, op)) = next {
             self.ask_state(source);
             let settles = match &op {
@@ -139,14 +138,14 @@ impl Conductor {
                 ChainOp::MarkRemoved { .. } => None,
             };
             self.new_task(Some(command), Some(op), settles, Stage::Reading(source))
-        } else if !self.volume.unsettled.is_empty() && (settles_first || self.closing.is_none()) {
+        } else if !self.chain.volume.unsettled.is_empty() && (settles_first || self.closing.is_none()) {
             // The last of all, whoever is unsettled: to go back to one below would unsettle those above.
-            let last = self.may_settle().pop();
+            let last = self.chain.volume.may_settle().pop();
             self.new_task(None, None, last, Stage::Flushing { flying: false, not_before: 0 })
         } else {
             return false;
         };
-        self.task = Some(task);
+        self.chain.task = Some(task);
         true
     }
 
@@ -157,15 +156,14 @@ impl Conductor {
         settles: Option<String>,
         stage: Stage,
     ) -> Task {
-        self.tasks += 1;
+        let (id, ballot_number) = self.chain.next_id();
         Task {
             command,
-            // Unlike every other number made of this engine's instance: epochs count from below.
-            id: Instance(self.config.instance.0.wrapping_add(u128::from(self.tasks) << 64)),
+            id,
             op,
             settles,
             stage,
-            ballot_number: self.tasks,
+            ballot_number,
             ballot: Ballot::default(),
             paused: None,
             refused: None,
@@ -185,7 +183,7 @@ impl Conductor {
         if let Err(why) = task.op.as_ref().map_or(Ok(()), |op| self.check_op(op)) {
             return self.answer(task, Err(why));
         }
-        let head = self.volume.chain.last().map(|head| head.created.clone()).unwrap_or_default();
+        let head = self.chain.volume.chain.last().map(|head| head.created.clone()).unwrap_or_default();
         if let Some(created) = task.op.as_mut().and_then(ChainOp::created_mut)
             && !sabotaged!(self, same_time_again)
         {
@@ -196,7 +194,7 @@ impl Conductor {
 
     /// Whether the operation makes sense in the present chain.
     fn check_op(&self, op: &ChainOp) -> Result<(), CommandError> {
-        let snapshots = || self.volume.chain.iter().filter(|l| !l.name.is_empty());
+        let snapshots = || self.chain.volume.chain.iter().filter(|l| !l.name.is_empty());
         match op {
             ChainOp::Snapshot { name, .. } => {
                 lh_block::check_name("snapshot", name)?;
@@ -215,7 +213,7 @@ impl Conductor {
                 Some(_) => Ok(()),
             },
             ChainOp::Expand { size, .. } => {
-                let (now, wanted, name) = (self.volume.size, *size, op.snapshot().unwrap_or_default());
+                let (now, wanted, name) = (self.chain.volume.size, *size, op.snapshot().unwrap_or_default());
                 if wanted <= now || wanted % lh_block::BLOCK != 0 || i64::try_from(wanted).is_err() {
                     return Err(CommandError::BadSize { now, wanted });
                 }
@@ -230,7 +228,7 @@ impl Conductor {
     /// Whether another snapshot may be taken, of `count` with removed ones. An expansion asks only what the format allows.
     fn check_room(&self, count: usize) -> Result<(), CommandError> {
         let (most, limit) = (self.desk.limits.snapshots as usize, self.desk.limits.snapshot_bytes);
-        let live = || self.volume.chain.iter().filter(|l| !l.removed);
+        let live = || self.chain.volume.chain.iter().filter(|l| !l.removed);
         // The head is one of them, and becomes the next snapshot.
         let live_count = live().count().saturating_sub(1);
         check_format(count)?;
@@ -270,8 +268,7 @@ impl Conductor {
     }
 
     fn new_ballot(&mut self, task: &mut Task) {
-        self.tasks += 1;
-        task.ballot_number = self.tasks;
+        task.ballot_number = self.chain.next_number();
         task.ballot = Ballot::default();
     }
 
@@ -301,7 +298,7 @@ impl Conductor {
 
     /// From here on it is carried out.
     fn decide(&mut self, task: &mut Task) -> bool {
-        self.decided = Some(task.id);
+        self.chain.decide(task.id);
         match task.op.clone() {
             None => {}
             Some(ChainOp::Snapshot { name, user_created, created, labels }) => {
@@ -322,26 +319,27 @@ impl Conductor {
                     ..head.clone()
                 };
                 self.put_head_over(of);
-                self.volume.size = size;
-                if let Some(head) = Arc::make_mut(&mut self.volume.chain).last_mut() {
+                self.chain.volume.size = size;
+                if let Some(head) = Arc::make_mut(&mut self.chain.volume.chain).last_mut() {
                     head.length = size;
                 }
             }
             Some(ChainOp::Revert { name, created }) => {
-                if let Some(head) = Arc::make_mut(&mut self.volume.chain).last_mut() {
+                if let Some(head) = Arc::make_mut(&mut self.chain.volume.chain).last_mut() {
                     *head = LayerInfo { parent: name, created, allocated: 0, ..head.clone() };
                 }
                 // What is left was settled first. Whoever was filled meanwhile and calls it unsettled has flushed it all.
-                self.note_unsettled(&[]);
+                self.chain.volume.note_unsettled(&[]);
                 // What they were filled with is gone.
                 self.drop_rebuilds("the volume is reverted");
                 self.expect_folds_stopped();
             }
             Some(ChainOp::MarkRemoved { name }) => {
-                for layer in Arc::make_mut(&mut self.volume.chain).iter_mut().filter(|l| l.name == name) {
+                for layer in Arc::make_mut(&mut self.chain.volume.chain).iter_mut().filter(|l| l.name == name)
+                {
                     layer.removed = true;
                 }
-                self.note_unsettled(&[]);
+                self.chain.volume.note_unsettled(&[]);
                 self.expect_removed(&name);
             }
         }
@@ -351,7 +349,7 @@ impl Conductor {
 
     /// The head becomes the layer that `of` makes of it, and an empty head is put over it.
     fn put_head_over(&mut self, of: impl Fn(&LayerInfo) -> LayerInfo) {
-        let chain = Arc::make_mut(&mut self.volume.chain);
+        let chain = Arc::make_mut(&mut self.chain.volume.chain);
         let mut head = chain.pop().unwrap_or_default();
         let layer = of(&head);
         let name = layer.name.clone();
@@ -360,7 +358,7 @@ impl Conductor {
         head.parent.clone_from(&name);
         head.allocated = 0;
         chain.push(head);
-        self.volume.unsettled.push(name.clone());
+        self.chain.volume.unsettled.push(name.clone());
         if self.replicas.joining().is_empty() && !self.scrubs.is_running() {
             // Copies of ranges in doubt have ended.
             self.forget_layer_refs();
@@ -411,7 +409,7 @@ impl Conductor {
 
     pub(super) fn on_chain_flushed(&mut self, number: u64, result: JobResult) {
         let again_at = self.desk.now.saturating_add(self.desk.limits.retry_ns);
-        let Some(mut task) = self.task.take() else { return };
+        let Some(mut task) = self.chain.task.take() else { return };
         if task.ballot_number == number && matches!(task.stage, Stage::Flushing { .. }) {
             // A member that came back meanwhile may lack what it should have flushed.
             if matches!(result, JobResult::Done { .. }) && self.doubt.is_empty() {
@@ -421,7 +419,7 @@ impl Conductor {
                 task.stage = Stage::Flushing { flying: false, not_before: again_at };
             }
         }
-        self.task = Some(task);
+        self.chain.task = Some(task);
     }
 
     fn settle(&mut self, task: &mut Task) -> bool {
@@ -430,9 +428,9 @@ impl Conductor {
         if !self.poll_task(task, &control) || !self.is_calm() {
             return false;
         }
-        let names = self.may_settle();
+        let names = self.chain.volume.may_settle();
         let above = names.rsplit(|name| *name == snapshot).next().unwrap_or_default();
-        self.volume.unsettled.retain(|name| above.contains(name));
+        self.chain.volume.unsettled.retain(|name| above.contains(name));
         self.counters.snapshots += u64::from(task.is_snapshot());
         self.answer(task, Ok(()))
     }
@@ -460,14 +458,14 @@ impl Conductor {
     }
 
     pub(super) fn on_chain_yes(&mut self, member: MemberId, number: u64) {
-        if let Some(task) = self.task.as_mut().filter(|t| t.ballot_number == number) {
+        if let Some(task) = self.chain.task.as_mut().filter(|t| t.ballot_number == number) {
             task.ballot.says_yes(member);
         }
     }
 
     pub(super) fn on_chain_no(&mut self, member: MemberId, number: u64, text: &str) {
         let replica = self.replicas.name(member).to_owned();
-        let Some(task) = self.task.as_mut().filter(|t| t.ballot_number == number) else { return };
+        let Some(task) = self.chain.task.as_mut().filter(|t| t.ballot_number == number) else { return };
         match task.stage {
             Stage::Preparing | Stage::Quieting | Stage::Pausing(_) => {
                 task.refused.get_or_insert(CommandError::Refused { replica, reason: text.to_owned() });
@@ -481,45 +479,31 @@ impl Conductor {
     /// Copies between replicas wait: a snapshot is near, and what is read from one layer must not be written to
     /// another.
     pub(super) fn copies_held(&self) -> bool {
-        self.task
+        self.chain
+            .task
             .as_ref()
             .is_some_and(|t| matches!(t.stage, Stage::Quieting | Stage::Pausing(_) | Stage::Committing))
     }
 
     /// Some members may have switched, and others not.
     pub(super) fn commits(&self) -> bool {
-        self.task.as_ref().is_some_and(|t| matches!(t.stage, Stage::Committing))
+        self.chain.task.as_ref().is_some_and(|t| matches!(t.stage, Stage::Committing))
     }
 
     /// A chain operation runs or waits for its turn, which comes only once the volume is open.
     pub(super) fn chain_is_wanted(&self) -> bool {
-        self.task.as_ref().is_some_and(|t| t.op.is_some()) || (self.is_open() && !self.backlog.is_empty())
+        self.chain.task.as_ref().is_some_and(|t| t.op.is_some())
+            || (self.is_open() && !self.chain.backlog.is_empty())
     }
 
     /// The chain as a member has told it.
     pub(super) fn take_chain(&mut self, chain: Vec<LayerInfo>) {
-        self.volume.chain = chain.into();
-        self.note_unsettled(&[]);
-    }
-
-    /// What a serving member calls unsettled is unsettled.
-    pub(super) fn note_unsettled(&mut self, theirs: &[String]) {
-        let mut names = self.may_settle();
-        names.retain(|name| theirs.contains(name) || self.volume.unsettled.contains(name));
-        self.volume.unsettled = names;
-    }
-
-    /// Snapshots that can be called settled, base first. Replicas know of one that all is settled up to, and if that were not on the
-    /// head's branch, nothing of this would be: what a revert has left, maybe since a member called it unsettled, is none of them, nor
-    /// what is removed, which any replica may have folded away.
-    fn may_settle(&self) -> Vec<String> {
-        let chain = &self.volume.chain;
-        let branch = branch(chain).into_iter().map(|at| &chain[at]);
-        branch.filter(|l| !l.removed && !l.name.is_empty()).map(|l| l.name.clone()).collect()
+        self.chain.volume.chain = chain.into();
+        self.chain.volume.note_unsettled(&[]);
     }
 
     pub(super) fn chain_deadline(&self) -> Option<u64> {
-        let task = self.task.as_ref()?;
+        let task = self.chain.task.as_ref()?;
         let due = match task.stage {
             Stage::Flushing { flying: false, not_before } => Some(not_before),
             Stage::Pausing(_) => task.paused.map(|since| since.saturating_add(PAUSE_MAX)),

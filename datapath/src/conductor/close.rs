@@ -40,7 +40,7 @@ impl Closing {
 
 impl Conductor {
     pub(super) fn shut_down(&mut self, command: CommandId) {
-        for (waiting, _) in std::mem::take(&mut self.backlog) {
+        for (waiting, _) in std::mem::take(&mut self.chain.backlog) {
             self.desk.emit(Output::CommandDone(waiting, Err(CommandError::ShuttingDown)));
         }
         self.end_all_looks();
@@ -100,7 +100,7 @@ impl Conductor {
         if self.outage.is_some() {
             return self.end(closing, Why::Unclean("too few replicas are left".into()));
         }
-        if !self.is_open() || self.task.is_some() || !self.is_calm() {
+        if !self.is_open() || self.chain.is_busy() || !self.is_calm() {
             return false;
         }
         if !self.replicas.joining().is_empty() {

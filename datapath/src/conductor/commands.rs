@@ -65,10 +65,10 @@ impl Conductor {
         if let ChainOp::Snapshot { name, .. } = &op {
             lh_block::check_name("snapshot", name)?;
         }
-        if self.backlog.len() >= CHANGES_MAX {
+        if self.chain.backlog.len() >= CHANGES_MAX {
             return Err(CommandError::TooManyWait(CHANGES_MAX));
         }
-        self.backlog.push_back((id, op));
+        self.chain.backlog.push_back((id, op));
         Ok(())
     }
 

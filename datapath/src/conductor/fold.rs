@@ -278,8 +278,9 @@ impl Conductor {
 
     /// What a replica is about to fold, before it has told how far it is: it is not through.
     fn pending(&self, step: &Step) -> Option<FoldState> {
-        let removed =
-            || self.volume.chain.iter().find(|l| l.removed && !l.name.is_empty()).map(|l| l.name.clone());
+        let removed = || {
+            self.chain.volume.chain.iter().find(|l| l.removed && !l.name.is_empty()).map(|l| l.name.clone())
+        };
         let name = match step {
             Step::Through => None,
             Step::Beginning(name) => Some(name.clone()),

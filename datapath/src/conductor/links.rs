@@ -197,9 +197,7 @@ impl Conductor {
         self.forget_scrub(member);
         self.doubt.lost(member);
         self.looks.lost(member);
-        if let Some(task) = self.task.as_mut() {
-            task.ballot.lost(member);
-        }
+        self.chain.lost(member);
         if let Some(closing) = self.closing.as_mut() {
             closing.ballot.lost(member);
         }

@@ -54,7 +54,7 @@ impl Conductor {
         let Some((_, waiting)) = self.looks.asked.take_if(|(asked, _)| *asked == member) else { return };
         // An operation that is under way has read the chain itself, and changes it once it is decided: this member may have
         // told what it had before it carried that out.
-        if self.task.is_none() {
+        if !self.chain.is_busy() {
             self.take_chain(state.chain);
         }
         self.end_looks(waiting, &Ok(()));

@@ -96,8 +96,8 @@ impl Conductor {
     /// out; what is not decided yet stays; all else is taken back.
     fn settle_chain(&self, member: MemberId) -> Option<Control> {
         let state = self.replicas.state(member)?;
-        let undecided = self.task.as_ref().and_then(super::Task::undecided);
-        unfinished(state, |id| self.decided == Some(id))
+        let undecided = self.chain.undecided();
+        unfinished(state, |id| self.chain.is_decided(id))
             .filter(|_| state.prepared.as_ref().is_none_or(|(id, _)| undecided != Some(*id)))
     }
 
@@ -105,8 +105,8 @@ impl Conductor {
     fn is_fit(&self, member: MemberId) -> bool {
         let Some(state) = self.replicas.state(member) else { return false };
         let known = lh_wire::ReplicaState {
-            size: self.volume.size,
-            chain: self.volume.chain.to_vec(),
+            size: self.chain.volume.size,
+            chain: self.chain.volume.chain.to_vec(),
             ..lh_wire::ReplicaState::default()
         };
         let counted = self.epochs.order();
@@ -152,7 +152,7 @@ impl Conductor {
             attached.push(self.desk.switch(Switch::Attach { member }));
             self.desk.switch(Switch::Promote { member });
             let unsettled = self.replicas.get(member).state.as_ref().map(|s| s.unsettled.clone());
-            self.note_unsettled(&unsettled.unwrap_or_default());
+            self.chain.volume.note_unsettled(&unsettled.unwrap_or_default());
             let replica = self.replicas.get_mut(member);
             replica.attached = true;
             replica.role = Role::Member(Seat::Serving);

@@ -334,7 +334,7 @@ impl Conductor {
         }
         let keep = plan.keep.clone();
         self.take_chain(chain.clone());
-        let planned = Arc::clone(&self.volume.chain);
+        let planned = Arc::clone(&self.chain.volume.chain);
         if let Some(rebuild) = self.replicas.rebuild(member) {
             (rebuild.plan, rebuild.chain, rebuild.base) = (plan, planned, base);
         }
@@ -413,7 +413,7 @@ impl Conductor {
     }
 
     fn begin_copying(&mut self, member: MemberId) -> bool {
-        let size = self.volume.size;
+        let size = self.chain.volume.size;
         let Some(chain) = self.replicas.rebuild(member).map(|rebuild| Arc::clone(&rebuild.chain)) else {
             return false;
         };

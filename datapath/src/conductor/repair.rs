@@ -66,7 +66,7 @@ impl Conductor {
     }
 
     fn ranges_in_doubt(&self) -> Vec<Extent> {
-        let volume = Extent::new(0, self.volume.size);
+        let volume = Extent::new(0, self.chain.volume.size);
         let states =
             self.replicas.members().iter().filter_map(|m| self.replicas.state(m)).collect::<Vec<_>>();
         join(
@@ -414,7 +414,9 @@ impl Conductor {
     fn pieces_of_chunk(&mut self, number: u64) -> Vec<(Option<LayerRef>, Extent)> {
         let chunk = self.config.shared.chunk();
         let whole = Extent::new(number.saturating_mul(chunk), chunk);
-        let Some(range) = whole.intersection(Extent::new(0, self.volume.size)) else { return Vec::new() };
+        let Some(range) = whole.intersection(Extent::new(0, self.chain.volume.size)) else {
+            return Vec::new();
+        };
         let mut layers: Vec<Option<LayerRef>> = vec![None];
         for name in self.unsettled_layers() {
             layers.push(self.layer_ref(&name));
@@ -459,7 +461,7 @@ impl Conductor {
             for range in &state.intent {
                 self.config.shared.wrote(*range);
             }
-            self.note_unsettled(&state.unsettled);
+            self.chain.volume.note_unsettled(&state.unsettled);
         }
         self.replicas.get_mut(member).state = Some(state);
     }

@@ -207,7 +207,7 @@ impl Conductor {
         if self.scrubs.asked.as_ref().is_some_and(|s| !matches!(s.stage, Stage::Ended)) {
             return Err(CommandError::Scrubbing);
         }
-        let total = self.volume.chain.iter().map(|l| l.allocated).sum();
+        let total = self.chain.volume.chain.iter().map(|l| l.allocated).sum();
         self.desk.log(format!("a scrub begins{}", if repair { ", with repair" } else { "" }));
         self.scrubs.asked = Some(Scrub::new(self.attempts.next(), repair, rate, total));
         Ok(())
@@ -231,8 +231,14 @@ impl Conductor {
     pub(super) fn hash_what_was_filled(&mut self, member: MemberId) {
         if self.scrubs.filled.has(member) {
             self.scrubs.filled = self.scrubs.filled.without(member);
-            let snapshots: Vec<String> =
-                self.volume.chain.iter().map(|l| l.name.clone()).filter(|name| !name.is_empty()).collect();
+            let snapshots: Vec<String> = self
+                .chain
+                .volume
+                .chain
+                .iter()
+                .map(|l| l.name.clone())
+                .filter(|name| !name.is_empty())
+                .collect();
             if !snapshots.is_empty() {
                 let hash = Control::Hash { snapshots, bytes_per_second: Some(UNASKED_HASH_RATE) };
                 self.desk.ask(member, ControlFor::Hash(UNASKED), hash);
@@ -332,7 +338,7 @@ impl Conductor {
 
     /// The lowest layer that was not looked at. Without one: checksums are taken.
     fn next_layer(&mut self, attempt: u64) -> bool {
-        let (chain, size) = (self.volume.chain.clone(), self.volume.size);
+        let (chain, size) = (self.chain.volume.chain.clone(), self.chain.volume.size);
         let Some(scrub) = self.scrubs.of(attempt) else { return false };
         for passed in scrub.chains.apart() {
             scrub.unsure.insert(passed.clone());
@@ -469,7 +475,7 @@ impl Conductor {
 
     fn hash_on(&mut self, attempt: u64) -> bool {
         let (now, serving) = (self.desk.now, self.replicas.linked(self.replicas.serving()));
-        let chain = self.volume.chain.clone();
+        let chain = self.chain.volume.chain.clone();
         let Some(scrub) = self.scrubs.of(attempt) else { return false };
         let rate = Some(scrub.rate).filter(|rate| *rate > 0);
         let Stage::Hashing { asked, done, waiting, look_at } = &mut scrub.stage else { return false };

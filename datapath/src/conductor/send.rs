@@ -15,20 +15,17 @@ impl Conductor {
         if name.is_empty() {
             return None;
         }
-        if let Some(known) = self.volume.names.get(name) {
-            return Some(*known);
+        let (number, is_new) = self.chain.volume.number_of(name);
+        if is_new {
+            self.desk.emit(Output::NameLayer(number, name.to_owned()));
         }
-        let number = LayerRef(self.volume.named);
-        self.volume.named += 1;
-        self.volume.names.insert(name.to_owned(), number);
-        self.desk.emit(Output::NameLayer(number, name.to_owned()));
         Some(number)
     }
 
     /// Nobody copies or compares layers: no number stands for any. A volume has a few hundred, but in the life of an engine any number
     /// of snapshots come and go.
     pub(super) fn forget_layer_refs(&mut self) {
-        if !std::mem::take(&mut self.volume.names).is_empty() {
+        if self.chain.volume.forget_numbers() {
             self.desk.emit(Output::ForgetLayers);
         }
     }

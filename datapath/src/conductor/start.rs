@@ -223,7 +223,7 @@ impl Conductor {
             let known =
                 |m: MemberId| self.replicas.get(m).state.as_ref().is_some_and(|s| s.committed == Some(id));
             let carried_out = members.iter().any(known) && !sabotaged!(self, undo_decided);
-            self.decided == Some(id) || carried_out
+            self.chain.is_decided(id) || carried_out
         })
     }
 
@@ -265,13 +265,13 @@ impl Conductor {
     }
 
     fn take_volume(&mut self, model: &ReplicaState) {
-        self.volume.size = model.size;
+        self.chain.volume.size = model.size;
         self.config.shared.grow(model.size);
-        self.volume.chain = model.chain.clone().into();
-        self.volume.unsettled.clear();
+        self.chain.volume.chain = model.chain.clone().into();
+        self.chain.volume.unsettled.clear();
         let told = self.replicas.members().iter().filter_map(|m| self.replicas.get(m).state.as_ref());
         let unsettled: Vec<String> = told.flat_map(|s| s.unsettled.iter().cloned()).collect();
-        self.note_unsettled(&unsettled);
+        self.chain.volume.note_unsettled(&unsettled);
         for name in model.chain.iter().map(|l| l.name.clone()).collect::<Vec<_>>() {
             self.layer_ref(&name);
         }
@@ -314,7 +314,7 @@ impl Conductor {
             Opening::Unlocking(switches) if self.desk.switches.all_done(switches) => {
                 self.opening = Opening::Open;
                 self.desk.log(format!("volume {} is open", self.config.volume));
-                self.desk.emit(Output::Open { size: self.volume.size });
+                self.desk.emit(Output::Open { size: self.chain.volume.size });
                 true
             }
             _ => false,
@@ -344,8 +344,8 @@ impl Conductor {
 
     fn unlock(&mut self) -> Vec<SwitchId> {
         let mut switches = Vec::new();
-        if self.volume.size != self.config.size {
-            switches.push(self.desk.switch(Switch::Resize { size: self.volume.size }));
+        if self.chain.volume.size != self.config.size {
+            switches.push(self.desk.switch(Switch::Resize { size: self.chain.volume.size }));
         }
         for member in self.replicas.serving().iter() {
             switches.push(self.desk.switch(Switch::Promote { member }));

@@ -80,7 +80,7 @@ impl Conductor {
         let states: Vec<&ReplicaState> =
             self.replicas.serving().iter().filter_map(|m| self.replicas.state(m)).collect();
         let is_unsettled = |name: &String| {
-            self.volume.unsettled.contains(name) || states.iter().any(|s| s.unsettled.contains(name))
+            self.chain.volume.unsettled.contains(name) || states.iter().any(|s| s.unsettled.contains(name))
         };
         let is_removed =
             |name: &String| states.iter().any(|s| named(&s.chain, name).is_some_and(|l| l.removed));
