@@ -118,6 +118,15 @@ impl Cluster {
         }
     }
 
+    /// The snapshots of a volume. Those that say so by a label, and those without that label, which somebody made while no webhook
+    /// was there to put it: a cluster may have a hundred thousand of other volumes.
+    pub(crate) async fn snapshots_of(&self, volume: &str) -> Result<Vec<Snapshot>, Refused> {
+        let mut all = self.all::<Snapshot>(Some(&format!("{VOLUME_LABEL}={volume}"))).await?;
+        all.extend(self.all::<Snapshot>(Some(&format!("!{VOLUME_LABEL}"))).await?);
+        all.retain(|snapshot| snapshot.spec.volume == volume);
+        Ok(all)
+    }
+
     /// Deletes an object. One that is not there is as good.
     pub(crate) async fn delete<K: Kind>(&self, name: &str) -> Result<(), Refused> {
         match self.api::<K>().delete(name, &DeleteParams::default()).await {
@@ -135,6 +144,11 @@ impl Cluster {
             Err(e) if !is_missing(&e) => Err(e.into()),
             _ => Ok(()),
         }
+    }
+
+    /// How long a request is waited for, at most.
+    pub(crate) const fn patience(&self) -> Duration {
+        self.patience
     }
 
     /// Changes an object by a merge patch.

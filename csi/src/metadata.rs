@@ -9,10 +9,12 @@ mod source;
 
 use std::ops::Range;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use kube::ResourceExt;
 use lh_cluster::api::Snapshot;
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::SendTimeoutError;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, async_trait};
@@ -37,12 +39,30 @@ const TUPLES: usize = 1024;
 /// Messages that wait for a caller that is slow.
 const WAITING: usize = 2;
 
+/// Streams at a time. Each keeps a volume attached and a replica's connection open.
+const STREAMS: usize = 16;
+
 /// The service.
 #[derive(Clone)]
 pub(crate) struct MetadataService {
     pub(crate) cluster: Cluster,
     pub(crate) tickets: Tickets,
-    pub(crate) source: Source,
+    source: Source,
+    streams: Arc<Semaphore>,
+}
+
+/// Why a stream does not go on from one replica.
+enum Stopped {
+    /// The replica says no more: another one may.
+    Replica(String),
+    /// Its reader takes nothing.
+    Reader,
+}
+
+impl From<String> for Stopped {
+    fn from(why: String) -> Self {
+        Self::Replica(why)
+    }
 }
 
 /// A request that makes sense.
@@ -107,6 +127,10 @@ fn check_order(base: &Snapshot, target: &Snapshot) -> Result<(), Refused> {
 }
 
 impl MetadataService {
+    pub(crate) fn new(cluster: Cluster, tickets: Tickets, source: Source) -> Self {
+        Self { cluster, tickets, source, streams: Arc::new(Semaphore::new(STREAMS)) }
+    }
+
     /// A snapshot that can be read.
     async fn snapshot(&self, what: &str, id: &str) -> Result<Snapshot, Refused> {
         let id = required(what, id)?;
@@ -126,13 +150,19 @@ impl MetadataService {
     }
 
     /// Sends everything, then ends the stream; or sends why not.
-    async fn send<T: Message>(self, wanted: Wanted, sender: mpsc::Sender<Result<T, Status>>) {
+    async fn send<T: Message>(
+        self,
+        wanted: Wanted,
+        sender: mpsc::Sender<Result<T, Status>>,
+        place: OwnedSemaphorePermit,
+    ) {
         let held = match self.hold(&wanted.volume).await {
             Ok(held) => held,
             Err(e) => return drop(sender.send(Err(e.into())).await),
         };
         let sent = self.send_pages(&wanted, held.holders(), &sender).await;
         self.release(held).await;
+        drop(place);
         if let Err(e) = sent {
             tracing::info!(volume = wanted.volume, snapshot = wanted.snapshot, error = %e, "no metadata");
             // Nobody listens if the caller has gone, which is no matter.
@@ -151,7 +181,15 @@ impl MetadataService {
         for holder in holders {
             match self.send_from(wanted, holder, &mut from, sender).await {
                 Ok(()) => return Ok(()),
-                Err(why) => refusals.push(format!("{}: {why}", holder.replica)),
+                Err(Stopped::Replica(why)) => refusals.push(format!("{}: {why}", holder.replica)),
+                Err(Stopped::Reader) => {
+                    return Err(Refused::NotYet(format!(
+                        "nobody took what snapshot {} holds for {} s, and volume {} is let go: ask again from byte {from} on",
+                        wanted.snapshot,
+                        self.cluster.patience().as_secs(),
+                        wanted.volume
+                    )));
+                }
             }
         }
         Err(Refused::Unavailable(format!(
@@ -162,14 +200,15 @@ impl MetadataService {
         )))
     }
 
-    /// Sends what one replica says, from a byte on, which is moved to where it is to go on.
+    /// Sends what one replica says, from a byte on, which is moved to where it is to go on. A reader who takes nothing for as long as a
+    /// request is waited for keeps no volume attached.
     async fn send_from<T: Message>(
         &self,
         wanted: &Wanted,
         holder: &Holder,
         from: &mut u64,
         sender: &mpsc::Sender<Result<T, Status>>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Stopped> {
         let (source, at, names) = (self.source.clone(), holder.clone(), wanted.clone());
         let opened =
             tokio::task::spawn_blocking(move || source.open(&at, &names.snapshot, names.base.as_deref()));
@@ -190,24 +229,29 @@ impl MetadataService {
             let empty = (tuples.is_empty() && next.is_none()).then(Vec::new);
             for tuples in messages.chain(empty) {
                 let capacity = i64::try_from(wanted.size).unwrap_or(i64::MAX);
-                if sender.send(Ok(T::of(capacity, tuples))).await.is_err() {
-                    return Ok(());
+                match sender.send_timeout(Ok(T::of(capacity, tuples)), self.cluster.patience()).await {
+                    Ok(()) => {}
+                    Err(SendTimeoutError::Closed(_)) => return Ok(()),
+                    Err(SendTimeoutError::Timeout(_)) => return Err(Stopped::Reader),
                 }
             }
             match next {
                 // The next page of a replica lies behind this one, or it would never end.
                 Some(next) if next > place => *from = next,
-                Some(next) => return Err(format!("after byte {place} it goes on at {next}")),
+                Some(next) => return Err(format!("after byte {place} it goes on at {next}").into()),
                 None => return Ok(()),
             }
         }
     }
 
-    fn answer<T: Message>(&self, wanted: Wanted) -> Response<Messages<T>> {
+    fn answer<T: Message>(&self, wanted: Wanted) -> Result<Response<Messages<T>>, Refused> {
+        let Ok(place) = Arc::clone(&self.streams).try_acquire_owned() else {
+            return Err(Refused::NotYet(format!("{STREAMS} snapshots are being read here: ask again later")));
+        };
         let (sender, receiver) = mpsc::channel(WAITING);
         // A task of its own: the volume is let go also if the caller has gone.
-        tokio::spawn(self.clone().send(wanted, sender));
-        Response::new(Box::pin(ReceiverStream::new(receiver)))
+        tokio::spawn(self.clone().send(wanted, sender, place));
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 }
 
@@ -243,7 +287,7 @@ impl SnapshotMetadata for MetadataService {
     ) -> Result<Response<Self::GetMetadataAllocatedStream>, Status> {
         let request = request.into_inner();
         let target = self.snapshot("the snapshot's id", &request.snapshot_id).await?;
-        Ok(self.answer(Wanted::new(&target, None, request.starting_offset, request.max_results)?))
+        Ok(self.answer(Wanted::new(&target, None, request.starting_offset, request.max_results)?)?)
     }
 
     async fn get_metadata_delta(
@@ -255,7 +299,7 @@ impl SnapshotMetadata for MetadataService {
         required("the target snapshot's id", target)?;
         let base = self.snapshot("the base snapshot's id", base).await?;
         let target = self.snapshot("the target snapshot's id", target).await?;
-        Ok(self.answer(Wanted::new(&target, Some(&base), request.starting_offset, request.max_results)?))
+        Ok(self.answer(Wanted::new(&target, Some(&base), request.starting_offset, request.max_results)?)?)
     }
 }
 

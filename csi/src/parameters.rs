@@ -15,6 +15,26 @@ use crate::capability::check_file_system;
 /// sidecars (`csi.storage.k8s.io/`) never arrive or only name the claim.
 const PASSED_ON: &[&str] = &["mkfsParams"];
 
+/// Keys that detail what another key or the claim's access mode asks for. What is detailed is refused there; without it they say
+/// nothing, and a class of Longhorn's that has them, which nobody can change, goes on working.
+const DETAILS: &[&str] = &[
+    // Of a volume that many nodes write at a time, which the access mode asks for.
+    "nfsOptions",
+    "shareManagerNodeSelector",
+    "shareManagerTolerations",
+    // Of `backingImage`.
+    "backingImageDataSourceType",
+    "backingImageChecksum",
+    "backingImageDataSourceParameters",
+    "backingImageMinNumberOfCopies",
+    "backingImageNodeSelector",
+    "backingImageDiskSelector",
+    // Of a `dataLayout.mode` that is not `raid1`.
+    "dataLayout.dataChunks",
+    "dataLayout.parityChunks",
+    "dataLayout.stripSizeKB",
+];
+
 /// The key that keeps volumes where their first pod is.
 const STRICT_TOPOLOGY: &str = "strictTopology";
 
@@ -25,20 +45,12 @@ const EXCLUSIVE: &str = "exclusive";
 const UNBUILT: &[&str] = &[
     "recurringJobSelector",
     "share",
-    "nfsOptions",
-    "shareManagerNodeSelector",
-    "shareManagerTolerations",
     "storageCapacityMode",
-    "backingImageDataSourceType",
-    "backingImageChecksum",
-    "backingImageDataSourceParameters",
-    "backingImageMinNumberOfCopies",
-    "backingImageNodeSelector",
-    "backingImageDiskSelector",
     "dataLayout.mode",
-    "dataLayout.dataChunks",
-    "dataLayout.parityChunks",
-    "dataLayout.stripSizeKB",
+    // Of classes of older Longhorns: jobs in the class itself, an image by its older name, and the second data engine.
+    "recurringJobs",
+    "backingImageName",
+    "v2DataEngine",
 ];
 
 /// What some of them ask for where they ask for what there is: room is told node by node, and data is replicated.
@@ -55,7 +67,7 @@ const SIDECARS: &str = "csi.storage.k8s.io/";
 pub fn volume(parameters: &HashMap<String, String>) -> Result<VolumeSpec, Refused> {
     let mut spec = VolumeSpec { access_mode: AccessMode::ReadWriteOnce, ..VolumeSpec::default() };
     for (key, value) in sorted(parameters) {
-        if key.starts_with(SIDECARS) || PASSED_ON.contains(&key) {
+        if key.starts_with(SIDECARS) || PASSED_ON.contains(&key) || DETAILS.contains(&key) {
             continue;
         }
         if UNBUILT.contains(&key) {
@@ -122,7 +134,10 @@ fn behave(spec: &mut VolumeSpec, key: &str, value: &str) -> Result<bool, Refused
         "ioTimeout" => spec.io_timeout = Some(value.parse().map_err(|_| wrong(key, value, "seconds"))?),
         "disableRevisionCounter" => spec.revision_counter_disabled = flag(key, value)?,
         "unmapMarkSnapChainRemoved" => spec.unmap_mark_snap_chain_removed = toggle(key, value)?,
-        "freezeFilesystemForSnapshot" => spec.freeze_filesystem_for_snapshot = toggle(key, value)?,
+        // The second name stands in the StorageClass of Longhorn's documents.
+        "freezeFilesystemForSnapshot" | "freezeFSForSnapshot" => {
+            spec.freeze_filesystem_for_snapshot = toggle(key, value)?
+        }
         "ublkQueueDepth" => spec.ublk_queue_depth = number(key, value, 0, 4096)?,
         "ublkNumberOfQueue" => spec.ublk_number_of_queue = number(key, value, 0, 64)?,
         "migratable" => spec.migratable = flag(key, value)?,
@@ -360,6 +375,9 @@ mod tests {
             ("cloneMode", "linked-clone"),
             ("storageCapacityMode", "zone"),
             ("dataLayout.mode", "erasureCoding"),
+            ("recurringJobs", "[{\"name\":\"x\"}]"),
+            ("backingImageName", "debian"),
+            ("v2DataEngine", "true"),
         ] {
             let refused = volume(&of(&[(key, value)])).unwrap_err();
             assert!(
@@ -375,9 +393,28 @@ mod tests {
             ("storageCapacityMode", "node"),
             ("dataLayout.type", "replicated"),
             ("dataLayout.mode", "raid1"),
+            ("recurringJobs", ""),
+            ("backingImageName", ""),
+            ("v2DataEngine", "false"),
         ] {
             volume(&of(&[nothing])).unwrap();
         }
+    }
+
+    #[test]
+    fn details_of_what_a_class_does_not_ask_for_are_taken() {
+        let class = of(&[
+            ("share", "false"),
+            ("nfsOptions", "vers=4.1,noresvport"),
+            ("shareManagerNodeSelector", "kubernetes.io/os:linux"),
+            ("shareManagerTolerations", "[{\"operator\":\"Exists\"}]"),
+            ("backingImage", ""),
+            ("backingImageDataSourceType", "download"),
+            ("dataLayout.mode", "raid1"),
+            ("dataLayout.dataChunks", "2"),
+            ("freezeFSForSnapshot", "enabled"),
+        ]);
+        assert_eq!(volume(&class).unwrap().freeze_filesystem_for_snapshot, Toggle::Enabled);
     }
 
     #[test]

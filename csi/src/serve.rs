@@ -123,7 +123,7 @@ pub async fn run(
     }
     let controller = ControllerService::new(cluster.clone(), options.most_volumes);
     let tickets = Tickets::of(&options.node);
-    let metadata = MetadataService { cluster: cluster.clone(), tickets: tickets.clone(), source: snapshots };
+    let metadata = MetadataService::new(cluster.clone(), tickets.clone(), snapshots);
     if let Err(e) = tickets.forget_others(&cluster).await {
         // A driver that serves a kubelet alone may not see attachments, and has put no tickets there.
         tracing::debug!(error = %e, "tickets of an earlier driver are not looked for");

@@ -338,6 +338,70 @@ async fn a_snapshot_is_taken_once_keeps_its_volume_and_makes_another() {
 }
 
 #[tokio::test]
+async fn a_snapshot_whose_data_is_gone_is_taken_anew_when_it_is_asked_for_again() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    cluster.create(wish("v", 64)).await.unwrap();
+    cluster.snapshot("v", "s").await.unwrap();
+    let first = cluster.server.get("snapshots", "s").unwrap();
+    let lost = json!({ "readyToUse": false, "error": "the volume has no snapshot of this name" });
+    cluster.server.apply("snapshots", "s", &json!({ "status": lost }));
+    assert_eq!(cluster.snapshot("v", "s").await, Err(Code::Aborted));
+    assert_eq!(cluster.snapshot("v", "s").await.unwrap().snapshot_id, "snap://v/s");
+    let second = cluster.server.get("snapshots", "s").unwrap();
+    assert_ne!(first["metadata"]["uid"], second["metadata"]["uid"]);
+}
+
+#[tokio::test]
+async fn a_snapshot_whose_resource_was_lost_keeps_its_volume_all_the_same() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    cluster.create(wish("v", 64)).await.unwrap();
+    cluster.snapshot("v", "s").await.unwrap();
+    let labels = cluster.server.get("snapshots", "s").unwrap()["spec"]["labels"].clone();
+    cluster.server.delete("snapshots", "s");
+    // A manager makes the resource again from what the volume's engine tells, and knows no more.
+    let again = json!({
+        "apiVersion": "longhorn.io/v1beta2", "kind": "Snapshot",
+        "metadata": { "labels": { "longhornvolume": "v" }, "annotations": { "longhorn.io/named-by-manager": "true" } },
+        "spec": { "volume": "v", "createSnapshot": false },
+        "status": { "readyToUse": true, "creationTime": "2026-01-01T00:00:00Z", "labels": labels },
+    });
+    cluster.server.apply("snapshots", "s", &again);
+    assert_eq!(cluster.delete("v").await, Err(Code::FailedPrecondition), "its snapshots would go with it");
+}
+
+#[tokio::test]
+async fn snapshots_without_their_volumes_label_keep_it_too_and_one_is_found_by_its_id() {
+    let cluster = Cluster::start(0, no_snapshots()).await;
+    for volume in ["v", "w"] {
+        cluster.create(wish(volume, 64)).await.unwrap();
+    }
+    for (volume, name) in [("v", "s"), ("w", "t"), ("w", "u")] {
+        cluster.snapshot(volume, name).await.unwrap();
+    }
+    cluster.server.apply("snapshots", "s", &json!({ "metadata": { "labels": { "longhornvolume": null } } }));
+    assert_eq!(cluster.delete("v").await, Err(Code::FailedPrecondition), "its snapshots would go with it");
+    for (id, volume, expected) in [
+        ("snap://w/t", "", &["snap://w/t"][..]),
+        ("snap://w/t", "v", &[]),
+        ("snap://v/t", "", &[]),
+        ("snap://v/none", "", &[]),
+        ("nonsense", "", &[]),
+        ("", "v", &["snap://v/s"]),
+        ("", "w", &["snap://w/t", "snap://w/u"]),
+        ("", "", &["snap://v/s", "snap://w/t", "snap://w/u"]),
+    ] {
+        let request = proto::ListSnapshotsRequest {
+            snapshot_id: id.to_owned(),
+            source_volume_id: volume.to_owned(),
+            ..Default::default()
+        };
+        let listed = cluster.controller().list_snapshots(request).await.unwrap().into_inner().entries;
+        let ids: Vec<_> = listed.into_iter().map(|e| e.snapshot.unwrap().snapshot_id).collect();
+        assert_eq!(ids, expected, "{id:?} of {volume:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_snapshot_that_goes_keeps_no_volume() {
     let cluster = Cluster::start(0, no_snapshots()).await;
     cluster.create(wish("v", 64)).await.unwrap();

@@ -53,16 +53,21 @@ struct Map {
 impl SnapshotMap for Map {
     fn page(&mut self, from: u64) -> Result<Page, String> {
         self.left = self.left.checked_sub(1).ok_or("the replica is gone")?;
-        let mut rest = self.ranges.iter().filter(|r| r.end > from).cloned();
-        let ranges = rest.by_ref().take(3).collect();
+        let mut rest = self.ranges[self.ranges.partition_point(|r| r.end <= from)..].iter().cloned();
+        let ranges = rest.by_ref().take(if self.ranges.len() > 1000 { 1000 } else { 3 }).collect();
         Ok(Page { ranges, next: rest.next().map(|r| r.start) })
     }
 }
 
 /// A volume with two snapshots and three replicas, of which the last one is being filled.
 async fn start() -> (Cluster, Fake) {
+    start_patient(PATIENCE).await
+}
+
+/// With a driver that waits so long.
+async fn start_patient(patience: Duration) -> (Cluster, Fake) {
     let fake = Fake::default();
-    let cluster = Cluster::start(0, Arc::new(fake.clone())).await;
+    let cluster = Cluster::with_patience(patience, 0, Arc::new(fake.clone())).await;
     cluster.server.apply(
         "nodes",
         "n1",
@@ -290,4 +295,46 @@ async fn a_driver_that_ends_lets_go_what_it_keeps() {
     }
     stop.send(()).unwrap();
     let_go(&cluster, 0).await;
+}
+
+/// A stream of what snapshot "two" holds, which nobody reads.
+async fn unread(cluster: &Cluster) -> Result<tonic::Streaming<proto::GetMetadataAllocatedResponse>, Code> {
+    let request =
+        GetMetadataAllocatedRequest { snapshot_id: "snap://v/two".to_owned(), ..Default::default() };
+    let mut client = SnapshotMetadataClient::new(cluster.channel.clone());
+    client.get_metadata_allocated(request).await.map(tonic::Response::into_inner).map_err(|e| e.code())
+}
+
+#[tokio::test]
+async fn a_reader_who_takes_nothing_keeps_no_volume_and_hears_that_it_is_not_all() {
+    let (cluster, fake) = start_patient(Duration::from_secs(2)).await;
+    // More than any buffer on the way holds.
+    let many = (0..(64 << 20) / 64).map(|n| n * 64..n * 64 + 32).collect();
+    fake.0.lock().unwrap().maps.insert(("two".into(), None), many);
+    let mut stream = unread(&cluster).await.unwrap();
+    let until = Instant::now() + PATIENCE;
+    while tickets(&cluster) == 0 {
+        assert!(Instant::now() < until, "the volume is not asked for");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let_go(&cluster, 0).await;
+    let end = loop {
+        match stream.message().await {
+            Ok(Some(_)) => {}
+            Ok(None) => break None,
+            Err(e) => break Some((e.code(), e.message().contains("from byte"))),
+        }
+    };
+    assert_eq!(end, Some((Code::Aborted, true)));
+}
+
+#[tokio::test]
+async fn so_many_streams_at_a_time_and_no_more() {
+    let (cluster, _fake) = start().await;
+    cluster.hold_attachments("not now");
+    let mut waiting = Vec::new();
+    for _ in 0..16 {
+        waiting.push(unread(&cluster).await.unwrap());
+    }
+    assert_eq!(unread(&cluster).await.err(), Some(Code::Aborted));
 }

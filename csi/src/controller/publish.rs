@@ -150,7 +150,7 @@ impl ControllerService {
                 self.cluster.drop_tickets(&attachment, &left).await?;
             }
         }
-        let _counting = self.counting.lock().await;
+        let _counting = if self.most_volumes > 0 { Some(self.counting.lock().await) } else { None };
         if self.most_volumes > 0 {
             let there = self.cluster.tickets_of(node).await?;
             if i64::try_from(there.len()).unwrap_or(i64::MAX) >= self.most_volumes {

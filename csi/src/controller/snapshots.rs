@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use lh_cluster::api::{Snapshot, SnapshotSpec};
+use lh_cluster::plan::VOLUME_LABEL;
 use lh_cluster::plan::snapshot::Refusal;
 
 use super::ControllerService;
@@ -46,9 +47,11 @@ impl ControllerService {
         if self.cluster.volume(volume).await?.metadata.deletion_timestamp.is_some() {
             return Err(Refused::Missing(format!("volume {volume} is being removed")));
         }
-        let spec =
-            SnapshotSpec { volume: volume.to_owned(), create_snapshot: true, labels: BTreeMap::default() };
+        // The label lies with the data: a resource that somebody lost is made again by the managers, which know no more.
+        let labels = BTreeMap::from([(GIVEN_NAME.to_owned(), given.to_owned())]);
+        let spec = SnapshotSpec { volume: volume.to_owned(), create_snapshot: true, labels };
         let mut snapshot = Snapshot::new(name, spec);
+        snapshot.labels_mut().insert(VOLUME_LABEL.to_owned(), volume.to_owned());
         snapshot.annotations_mut().insert(GIVEN_NAME.to_owned(), given.to_owned());
         if let Some(group) = group {
             snapshot.labels_mut().insert(GROUP_LABEL.to_owned(), group.to_owned());
@@ -57,7 +60,10 @@ impl ControllerService {
             Ok(true) => {}
             // One that is there already may be what left no room: the managers are asked before it is looked for.
             made @ (Ok(false) | Err(Refused::Exhausted(_))) => match self.cluster.snapshot(name).await? {
-                Some(there) => check_same(&there, given, volume)?,
+                Some(there) => {
+                    check_same(&there, given, volume)?;
+                    self.drop_lost(&there).await?;
+                }
                 None => drop(made?),
             },
             Err(refused) => return Err(refused),
@@ -69,6 +75,22 @@ impl ControllerService {
             self.cluster.delete::<Snapshot>(name).await?;
         }
         taken
+    }
+
+    /// Deletes the resource of a snapshot that was taken once and is in the volume no more, as a revert or a purge by hand leaves it:
+    /// it never becomes ready again, and the next request takes one of today.
+    async fn drop_lost(&self, there: &Snapshot) -> Result<(), Refused> {
+        let status = there.status.clone().unwrap_or_default();
+        let was_taken = !status.creation_time.is_empty();
+        if !was_taken || status.ready_to_use || status.mark_removed || status.error.is_empty() {
+            return Ok(());
+        }
+        self.cluster.delete_read(there).await?;
+        Err(Refused::NotYet(format!(
+            "snapshot {}: {}: ask again for a new one",
+            there.name_any(),
+            status.error
+        )))
     }
 
     pub(super) async fn delete_snapshot(
@@ -122,8 +144,15 @@ impl ControllerService {
             let is_it = request.snapshot_id.is_empty() || handle(s).to_string() == request.snapshot_id;
             is_there && of_volume && is_it
         };
-        let mut all: Vec<Snapshot> =
-            self.cluster.all::<Snapshot>(None).await?.into_iter().filter(wanted).collect();
+        let (id, volume) = (request.snapshot_id.as_str(), request.source_volume_id.as_str());
+        let mut all = match (SnapshotHandle::named(id), volume) {
+            (Ok(handle), _) => self.cluster.snapshot(&handle.name).await?.into_iter().collect(),
+            // One that nobody can name is none of ours.
+            (Err(_), _) if !id.is_empty() => Vec::new(),
+            (Err(_), "") => self.cluster.all::<Snapshot>(None).await?,
+            (Err(_), volume) => self.cluster.snapshots_of(volume).await?,
+        };
+        all.retain(wanted);
         all.sort_by_key(ResourceExt::name_any);
         let (entries, next_token) =
             page(all, &request.starting_token, request.max_entries, ResourceExt::name_any)?;
@@ -138,12 +167,18 @@ fn is_kept(snapshot: &Snapshot) -> bool {
     !ours && snapshot.status.as_ref().is_some_and(|s| s.ready_to_use)
 }
 
+/// The name by which an orchestrator asked for a snapshot; `None`: nobody did.
+pub(super) fn given_name(snapshot: &Snapshot) -> Option<&String> {
+    let in_the_data = || snapshot.status.as_ref().and_then(|status| status.labels.get(GIVEN_NAME));
+    snapshot.annotations().get(GIVEN_NAME).or_else(in_the_data)
+}
+
 fn check_same(there: &Snapshot, given: &str, volume: &str) -> Result<(), Refused> {
     let name = there.name_any();
     if there.metadata.deletion_timestamp.is_some() {
         return Err(Refused::NotYet(format!("snapshot {name} is being removed: ask again")));
     }
-    let kept = there.annotations().get(GIVEN_NAME);
+    let kept = given_name(there);
     if there.spec.volume != volume || kept.is_some_and(|kept| kept != given) {
         return Err(Refused::Different(format!(
             "the name {name} is taken by a snapshot of volume {}",
@@ -164,7 +199,8 @@ fn is_taken(snapshot: Option<&Snapshot>) -> Result<Option<Snapshot>, Refused> {
         None => {}
     }
     if !status.error.is_empty() {
-        return Err(Refused::Failed(status.error));
+        // It may be had yet: an orchestrator that hears of an end forgets that there may be a snapshot.
+        return Err(Refused::NotYet(status.error));
     }
     Ok(status.ready_to_use.then(|| snapshot.clone()))
 }

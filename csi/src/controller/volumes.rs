@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::ControllerService;
 use super::publish::{left, must_migrate};
+use super::snapshots::given_name;
 use crate::capability::{Access, Use, size};
 use crate::names::{GIVEN_NAME, SnapshotHandle, resource_name};
 use crate::proto::csi::volume_content_source::Type as Source;
@@ -209,12 +210,10 @@ impl ControllerService {
                 }
             }
             // They lie in the volume's replicas and would go with it.
-            let snapshots = self.cluster.all::<Snapshot>(None).await?;
-            let is_asked_for = |s: &&Snapshot| {
-                // One that is deleted already waits for the volume's engine, which may never serve again, or goes with the volume.
-                let stays = s.metadata.deletion_timestamp.is_none();
-                s.spec.volume == id && stays && s.annotations().contains_key(GIVEN_NAME)
-            };
+            let snapshots = self.cluster.snapshots_of(id).await?;
+            // One that is deleted already waits for the volume's engine, which may never serve again, or goes with the volume.
+            let is_asked_for =
+                |s: &&Snapshot| s.metadata.deletion_timestamp.is_none() && given_name(s).is_some();
             let names: Vec<String> =
                 snapshots.iter().filter(is_asked_for).map(ResourceExt::name_any).collect();
             if !names.is_empty() {

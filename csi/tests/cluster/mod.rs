@@ -283,7 +283,7 @@ async fn manage(server: ApiServer) {
             if let Some(refusal) = refusal {
                 let refused = refusal.told(SnapshotStatus::default());
                 server.apply("snapshots", name, &json!({ "status": refused }));
-            } else if snapshot["status"]["readyToUse"] != true {
+            } else if snapshot["status"]["readyToUse"] != true && !snapshot["status"]["error"].is_string() {
                 server.apply(
                     "snapshots",
                     name,

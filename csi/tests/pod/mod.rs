@@ -24,8 +24,9 @@ const MIB: i64 = 1 << 20;
 
 /// The driver that `CSI_ENDPOINT` names; `None`: none is named.
 pub(crate) async fn driver() -> Option<Channel> {
-    let endpoint = std::env::var("CSI_ENDPOINT").unwrap_or_default();
-    let endpoint = endpoint.strip_prefix("unix://").map(PathBuf::from)?;
+    let endpoint = std::env::var("CSI_ENDPOINT").ok()?;
+    let endpoint =
+        endpoint.strip_prefix("unix://").map(PathBuf::from).expect("CSI_ENDPOINT begins with unix://");
     Some(control::transport::connect(&endpoint).await.unwrap())
 }
 

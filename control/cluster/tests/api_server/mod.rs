@@ -45,6 +45,10 @@ struct State {
     swallowed: Option<&'static str>,
     /// Watches of this kind tell nothing for now, those of this client or all.
     held: Option<(&'static str, Option<String>)>,
+    /// Lists of this kind are answered so late.
+    late: Option<(&'static str, Duration)>,
+    /// How often each kind was listed.
+    lists: BTreeMap<String, usize>,
     /// How many objects of each kind were given at once at most.
     at_once: BTreeMap<String, usize>,
     /// Requests and answers, and what watches tell, take up to so many milliseconds each.
@@ -175,7 +179,10 @@ fn is_selected(object: &Value, query: &BTreeMap<String, String>) -> bool {
     let labels = &object["metadata"]["labels"];
     let by_label = match query.get("labelSelector").map(|s| s.split_once('=').ok_or(s)) {
         Some(Ok((key, value))) => labels[key] == *value,
-        Some(Err(key)) => !labels[key].is_null(),
+        Some(Err(key)) => match key.strip_prefix('!') {
+            Some(absent) => labels[absent].is_null(),
+            None => !labels[key].is_null(),
+        },
         None => true,
     };
     let field = |path: &str| path.split('.').fold(object, |at, name| &at[name]).as_str().unwrap_or_default();
@@ -280,6 +287,16 @@ impl ApiServer {
     /// How many objects of a kind one answer has had at most; `None`: nobody has asked for all of them.
     pub(crate) fn at_once(&self, resource: &str) -> Option<usize> {
         self.state().at_once.get(resource).copied()
+    }
+
+    /// From now on lists of this kind are answered only after so long.
+    pub(crate) fn late(&self, lists: Option<(&'static str, Duration)>) {
+        self.state().late = lists;
+    }
+
+    /// How often a kind was listed so far, or one page of it.
+    pub(crate) fn lists(&self, resource: &str) -> usize {
+        self.state().lists.get(resource).copied().unwrap_or_default()
     }
 
     /// Writes that were carried out so far.
@@ -453,6 +470,10 @@ impl ApiServer {
         }
         let answer = self.answer(method, target, query, body);
         self.wait().await;
+        let late = self.state().late.filter(|(kind, _)| *kind == target.resource && target.name.is_none());
+        if let Some((_, time)) = late.filter(|_| *method == Method::GET) {
+            tokio::time::sleep(time).await;
+        }
         // Carried out it is all the same.
         let is_slow = self.state().slow > 0;
         if is_slow && self.state().fails() || self.is_cut(who) {
@@ -480,6 +501,7 @@ impl ApiServer {
             items.truncate(limit);
             metadata["continue"] = items.last().map(|o| o["metadata"]["name"].clone()).unwrap_or_default();
         }
+        *state.lists.entry(target.resource.clone()).or_default() += 1;
         let most = state.at_once.entry(target.resource.clone()).or_default();
         *most = (*most).max(items.len());
         json!({ "kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items })
@@ -656,7 +678,7 @@ impl tower::Service<Request<kube::client::Body>> for Service {
                 .unwrap_or_default()
                 .split('&')
                 .filter_map(|pair| pair.split_once('='))
-                .map(|(k, v)| (k.to_owned(), v.replace("%2F", "/").replace("%3D", "=")))
+                .map(|(k, v)| (k.to_owned(), v.replace("%2F", "/").replace("%3D", "=").replace("%21", "!")))
                 .collect();
             let target = Target::of(parts.uri.path());
             let is_swallowed = server.state().swallowed.is_some_and(|resource| resource == target.resource);
