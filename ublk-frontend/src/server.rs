@@ -5,14 +5,15 @@
 //! - The kernel copies the bytes of a write into memory of the pool, which goes to the device as it is, and those of a
 //!   read from where the device has them: user space copies nothing.
 //! - A request whose bytes have no place yet waits at no cost: they are still the kernel's. Never more than half of the
-//!   pool holds such bytes, so that answers always find memory.
+//!   pool holds bytes of unanswered requests, and no write takes the last eighth, so that answers always find memory: the bytes of
+//!   a write that was answered without a replica that is being filled stay in the pool until that one has them, too.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
 
 use lh_block::{Device, Request};
-use lh_ring::{Completion, Fd, Frontend, Payload, Pool, Ring, Token};
+use lh_ring::{CHUNK, Completion, Fd, Frontend, Payload, Pool, Ring, Token};
 
 use crate::abi::data_position;
 use crate::channel::Channel;
@@ -25,6 +26,14 @@ mod kind {
     pub(super) const COMMAND: u8 = 0;
     pub(super) const COPY_IN: u8 = 1;
     pub(super) const COPY_OUT: u8 = 2;
+}
+
+/// Of the pool, the part that no write takes: answers of replicas arrive there.
+const SPARE: usize = 8;
+
+/// True if a write may take memory.
+fn has_memory(pool: &Pool) -> bool {
+    pool.free_chunks() > pool.hard_bytes() / CHUNK / SPARE
 }
 
 /// Alignment of a write's bytes in memory: a page, so that they may go to O_DIRECT as they are.
@@ -182,7 +191,11 @@ impl Server {
     /// Starts one request; false, and nothing done, without memory for its bytes.
     fn start(&mut self, ring: &mut Ring, device: &mut dyn Device<Payload>, slot: Slot, bytes: u32) -> bool {
         let is_write = matches!(self.session.waiting(slot).op, lh_block::Op::Write { .. });
-        let memory = if is_write { self.pool.alloc(bytes, ALIGN) } else { Some(Payload::default()) };
+        let memory = match is_write {
+            true if !has_memory(&self.pool) => None,
+            true => self.pool.alloc(bytes, ALIGN),
+            false => Some(Payload::default()),
+        };
         let Some(memory) = memory else { return false };
         match self.session.admit(slot) {
             Step::CopyIn(_) => {
@@ -279,5 +292,23 @@ impl Frontend for Server {
         while self.admit(ring, device) {
             self.reply(ring, device);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writes_leave_memory_for_the_answers_that_they_wait_for() {
+        let pool = Pool::new(16 * CHUNK, 16 * CHUNK).unwrap();
+        let chunk = u32::try_from(CHUNK).unwrap();
+        // What was answered without a replica that is being filled, and is not counted as unanswered any more.
+        let mut held: Vec<Payload> = (0..13).map(|_| pool.alloc(chunk, ALIGN).unwrap()).collect();
+        assert!(has_memory(&pool));
+        held.push(pool.alloc(chunk, ALIGN).unwrap());
+        assert!(!has_memory(&pool), "{} chunks are left", pool.free_chunks());
+        held.pop();
+        assert!(has_memory(&pool));
     }
 }
