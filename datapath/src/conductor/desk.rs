@@ -101,7 +101,7 @@ impl Desk {
 const fn describe(control: &Control, limits: &Limits) -> (&'static str, u64) {
     let Limits { control_ns: short, control_syncs_ns: syncs, control_long_ns: long, .. } = *limits;
     match control {
-        Control::State => ("a question for its state", short),
+        Control::State => ("a request for its state", short),
         Control::SetEpoch { .. } => ("a new epoch", short),
         Control::Resolved => ("the end of a repair", short),
         Control::Prepare { .. } => ("the preparation of a chain operation", syncs),
@@ -109,13 +109,13 @@ const fn describe(control: &Control, limits: &Limits) -> (&'static str, u64) {
         Control::Switch { .. } => ("a switch of the chain", short),
         Control::Abort { .. } => ("the end of a chain operation", syncs),
         Control::Settled { .. } => ("the end of a snapshot", syncs),
-        Control::Fold { .. } => ("the begin of a fold", short),
-        Control::FoldStop => ("the end of a fold", short),
-        Control::Hash { .. } => ("a wish for checksums", short),
-        Control::HashStop => ("the end of a wish for checksums", short),
-        Control::Missed { .. } => ("a question what another replica missed", short),
-        Control::LayerMap { .. } => ("a question what a layer holds", short),
-        Control::RebuildBegin { .. } => ("the begin of a rebuild", long),
+        Control::Fold { .. } => ("the start of a fold", short),
+        Control::FoldStop => ("a request to stop folding", short),
+        Control::Hash { .. } => ("a request to compute checksums", short),
+        Control::HashStop => ("a request to stop computing checksums", short),
+        Control::Missed { .. } => ("a question about what another replica missed", short),
+        Control::LayerMap { .. } => ("a question about what a layer holds", short),
+        Control::RebuildBegin { .. } => ("the start of a rebuild", long),
         Control::RebuildEnd => ("the end of a rebuild", long),
         Control::Close => ("the clean end", long),
     }
