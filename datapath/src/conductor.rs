@@ -16,6 +16,11 @@
 //! The machine looks at what it knows and what it waits for, and takes every step that has become possible
 //! ([`Conductor::apply`] ends in `advance`). So a step never has to know which event made it possible, and an event
 //! that comes twice or late changes nothing.
+//!
+//! What it knows lies with the rules for it, each part in a type of its own: who the replicas are and who are
+//! enough ([`mod@replicas`]), what the authority has ([`mod@authority`]), which epoch counts and which is next
+//! ([`mod@epochs`]), what the chain is and what is being done to it ([`mod@chain`]). What goes out, and what is
+//! not answered yet, is on the desk ([`mod@desk`]).
 
 mod ask;
 mod authority;
