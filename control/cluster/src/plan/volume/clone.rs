@@ -254,10 +254,19 @@ impl Draft<'_> {
         Some(("NoRoom", format!("a clone begins on a node of its source: {refusal}")))
     }
 
+    /// True for a node that is silent for no longer than a failed replica is waited for.
+    fn may_be_back(&self, node: &str) -> bool {
+        let wait = self.o.settings.replenishment_wait();
+        let since = self.o.cluster.nodes.get(node).and_then(|n| n.silent_since);
+        let silent = since.and_then(|since| Duration::try_from(self.o.now.duration_since(since)).ok());
+        !self.is_gone(node) && silent.is_none_or(|silent| silent < wait)
+    }
+
     /// Waits for the copy. Gives back what is waited for; `None`: it is there.
     fn follow_copy(&mut self, name: &str, source: Source<'_>) -> Option<(&'static str, String)> {
         let state = self.replica_state(name);
         let now = self.now.clone();
+        let is_waited_for = self.replicas.get(name).is_some_and(|spec| self.may_be_back(&spec.node_id));
         let spec = self.replicas.get_mut(name)?;
         if spec.clone_from == CloneOrigin::default() {
             // An API server with definitions that lack the field drops it, and an empty directory would serve as the clone.
@@ -266,6 +275,13 @@ impl Draft<'_> {
                 "the API server did not keep spec.cloneFrom of replica {name}: kubectl apply --server-side -f deploy/crds.yaml, then delete the volume"
             );
             return Some(("OldDefinitions", message));
+        }
+        // Its process goes on without its node's manager, and what it has copied may be hours of work.
+        if state == InstanceState::Unknown && is_waited_for {
+            spec.desire_state = DesireState::Running;
+            let message =
+                format!("it is copied on node {}, which does not answer: it is waited for", spec.node_id);
+            return Some(("Copying", message));
         }
         match state {
             InstanceState::Running => {
@@ -302,7 +318,7 @@ impl Draft<'_> {
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
-    use k8s_openapi::jiff::Timestamp;
+    use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
     use super::super::draft::name_of;
     use super::super::{Observed, plan};
@@ -322,6 +338,8 @@ mod tests {
         holders: Vec<Replica>,
         replicas: Vec<Replica>,
         up: BTreeSet<String>,
+        /// For how many seconds nodes that are not up do not answer.
+        silent_for: i64,
     }
 
     impl World {
@@ -352,6 +370,7 @@ mod tests {
                 holders: vec![holder(1), holder(2)],
                 replicas: Vec::new(),
                 up: ["n1", "n2", "n3"].map(str::to_owned).into(),
+                silent_for: 0,
             }
         }
 
@@ -368,7 +387,12 @@ mod tests {
             for n in 1..=3 {
                 let disk = Disk { schedulable: true, maximum: 1000, available: 1000, ..Disk::default() };
                 let disks = [(format!("d{n}"), disk)].into();
-                cluster.nodes.insert(format!("n{n}"), Node { schedulable: true, disks, ..Node::default() });
+                let (name, now) = (format!("n{n}"), Timestamp::from_second(1_700_000_000).unwrap());
+                let silent = !self.up.contains(&name);
+                let since = now - SignedDuration::from_secs(self.silent_for);
+                let silent_since = silent.then_some(since);
+                let node = Node { schedulable: true, disks, silent, silent_since, ..Node::default() };
+                cluster.nodes.insert(name, node);
             }
             let actions = plan(&Observed {
                 volume: &self.clone,
@@ -638,6 +662,42 @@ mod tests {
         world.holders[0].spec.healthy_at.clear();
         world.look();
         assert_eq!((world.waits().as_str(), world.replicas[0].spec.node_id.as_str()), ("Copying", "n2"));
+    }
+
+    #[test]
+    fn a_copy_on_a_node_that_is_silent_for_a_while_goes_on() {
+        let mut world = World::new("snap://src/s");
+        world.snapshot("s", true);
+        world.look();
+        world.look();
+        world.replica_is(InstanceState::Starting);
+        let copy = name_of(&world.replicas[0]);
+        world.up.remove("n2");
+        for silent_for in [0, 60, 599] {
+            world.silent_for = silent_for;
+            world.look();
+            let there: Vec<String> = world.replicas.iter().map(name_of).collect();
+            assert_eq!((world.waits().as_str(), there), ("Copying", vec![copy.clone()]), "{silent_for}");
+        }
+        world.up.insert("n2".into());
+        world.look();
+        world.replica_is(InstanceState::Running);
+        world.look();
+        assert_eq!(world.clone.status.as_ref().unwrap().clone_status.state, CLONED);
+        assert_eq!(name_of(&world.replicas[0]), copy, "it was not begun anew");
+    }
+
+    #[test]
+    fn a_copy_on_a_node_that_does_not_come_back_is_begun_anew() {
+        let mut world = World::new("snap://src/s");
+        world.snapshot("s", true);
+        world.look();
+        world.look();
+        world.replica_is(InstanceState::Starting);
+        world.up.remove("n2");
+        world.silent_for = 601;
+        world.look();
+        assert_eq!((world.waits().as_str(), world.replicas.len()), ("CopyFailed", 0));
     }
 
     #[test]
