@@ -7,8 +7,9 @@ use super::fit::obstacle;
 use super::{Cluster, Locality, Placement, Resident, Want, place};
 
 /// The replica that a volume misses least: a failed one, one that leaves, one that holds not everything, one that its
-/// tags forbid; then the one whose zone, node and disk have the most. The last healthy one is never chosen, nor the
-/// one on the node that the volume's locality asks for while another will do. `None`: none may go.
+/// tags forbid; then one that is where its anti-affinity forbids it, or a move away from there would never end; then the one
+/// whose zone, node and disk have the most. The last healthy one is never chosen, nor the one on the node that the volume's
+/// locality asks for while another will do. `None`: none may go.
 pub fn choose_removal<'a>(cluster: &Cluster, want: &Want, residents: &'a [Resident]) -> Option<&'a Resident> {
     let healthy = residents.iter().filter(|r| r.healthy && !r.failed).count();
     let may_go = |r: &&Resident| !r.healthy || r.failed || healthy > 1;
@@ -27,7 +28,8 @@ pub fn choose_removal<'a>(cluster: &Cluster, want: &Want, residents: &'a [Reside
         let on_disk = others().filter(|o| o.node == r.node && o.disk == r.disk).count();
         let unfit = r.failed || r.leaving || !r.healthy;
         let rank = (r.failed, r.leaving, !r.healthy, lacks_tags(cluster, want, r));
-        (unfit, rank, !is_local, in_zone, on_node, on_disk, Reverse(r.name.as_str()))
+        let is_too_near = !want.node_soft && on_node > 0 || !want.zone_soft && in_zone > 0;
+        (unfit, rank, !is_local, is_too_near, in_zone, on_node, on_disk, Reverse(r.name.as_str()))
     })
 }
 

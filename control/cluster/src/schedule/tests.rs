@@ -278,7 +278,7 @@ fn two_in_one_place_are_told_of_where_the_volume_keeps_them_apart() {
 
 #[test]
 fn the_one_that_is_missed_least_goes() {
-    let mut c = cluster(&["n1/z1: a b", "n2/z1: a", "n3/z2: a", "n4/z3: a"]);
+    let mut c = cluster(&["n1/z1: a b", "n2/z1: a", "n3/z2: a", "n4/z3: a", "n5/z4: a b", "n6/z1: a"]);
     node(&mut c, "n4").tags = tags("other");
     let plain = want(1);
     let local = Want { locality: Locality::Prefer("n1".into()), ..want(1) };
@@ -290,6 +290,12 @@ fn the_one_that_is_missed_least_goes() {
         ("then one where its tags forbid it", &tagged, "n4-a n3-a", Some("r1")),
         ("then the fullest zone", &plain, "n1-a n2-a n3-a", Some("r0")),
         ("and the fullest node in it", &plain, "n2-a n1-a n1-b n3-a", Some("r1")),
+        (
+            "before that one of two on a node that may have one",
+            &plain,
+            "n1-a n2-a n5-a n5-b n6-a",
+            Some("r2"),
+        ),
         ("the local one stays", &local, "n1-a n2-a n3-a", Some("r1")),
         ("the local one leaves if it must", &local, "n1-a> n2-a n3-a", Some("r0")),
         ("the last healthy one stays", &plain, "n1-a", None),
@@ -538,6 +544,27 @@ proptest! {
             prop_assert_ne!(&gone, &format!("m{round}"), "the new one goes again");
             residents.retain(|r| r.name != gone);
             prop_assert_eq!(residents.len(), count);
+        }
+    }
+
+    /// Moving replicas from where the volume's anti-affinity forbids them, one after another, comes to an end.
+    #[test]
+    fn keeping_apart_ends((cluster, want, residents) in any_case(), plain in any::<bool>()) {
+        // Most of the others forbid any move.
+        let anywhere = || Want { node_soft: want.node_soft, zone_soft: want.zone_soft, size: 0, ..self::want(0) };
+        let want = if plain { anywhere() } else { want };
+        let calm = |r: Resident| Resident { failed: false, leaving: false, healthy: true, ..r };
+        let mut residents: Vec<Resident> = residents.into_iter().map(calm).collect();
+        for round in 0.. {
+            prop_assert!(round < 40, "no end: {residents:?}");
+            if broken_anti_affinity(&cluster, &want, &residents).is_none() { break }
+            let Ok(to) = place(&cluster, &want, &residents) else { break };
+            residents.push(calm(Resident {
+                name: format!("m{round}"), node: to.node, disk: to.disk, ..Resident::default()
+            }));
+            let gone = choose_removal(&cluster, &want, &residents).expect("one of many healthy ones").name.clone();
+            prop_assert_ne!(&gone, &format!("m{round}"), "the new one goes again");
+            residents.retain(|r| r.name != gone);
         }
     }
 
