@@ -160,6 +160,7 @@ struct Context {
     processes: Mutex<BTreeMap<String, ProcessView>>,
     leadership: Leadership,
     certificate: webhook::Certificate,
+    orphans_seen: Mutex<orphans::Seen>,
 }
 
 impl Context {
@@ -252,8 +253,18 @@ pub async fn run(
     let (leadership, processes) = (Leadership::default(), Mutex::default());
     let certificate = webhook::Certificate::default();
     let agent: Arc<dyn Agent> = Arc::new(Bounded::new(agent));
-    let context =
-        Arc::new(Context { options, desk, cache, agent, news, counted, processes, leadership, certificate });
+    let context = Arc::new(Context {
+        options,
+        desk,
+        cache,
+        agent,
+        news,
+        counted,
+        processes,
+        leadership,
+        certificate,
+        orphans_seen: Mutex::default(),
+    });
     tokio::select! {
         biased;
         () = &mut stop => return Ok(()),

@@ -447,6 +447,13 @@ async fn pods_begin_anew_where_what_keeps_their_volume_attached_was_deleted() {
 #[tokio::test]
 async fn a_volume_that_is_restored_before_its_replicas_begins_nothing_beside_their_data() {
     let cluster = Cluster::new(&["n1", "n2"], 47).await;
+    // Orphans go by themselves, after less time than anything here is waited for.
+    for (name, value) in [
+        ("orphan-resource-auto-deletion", "replica-data"),
+        ("orphan-resource-auto-deletion-grace-period", "2"),
+    ] {
+        cluster.server.apply("settings", name, &json!({ "value": value }));
+    }
     cluster.wait("two nodes", |c| nodes_ready(c) == 2).await;
     let directory = "demo-0a1b2c3d";
     cluster.machine().directories.insert(("/root-n1".to_owned(), directory.to_owned()));
@@ -482,8 +489,15 @@ async fn a_volume_that_is_restored_before_its_replicas_begins_nothing_beside_the
     cluster.create("anew", 1);
     let status = |c: &Cluster| c.server.get("volumes", "anew").unwrap()["status"].clone();
     cluster.wait("it waits", |c| status(c)["conditions"].to_string().contains("DataLeft")).await;
+    tokio::time::sleep(LONG).await;
+    assert!(orphan(&cluster).is_some(), "it stays for as long as it may be missed");
     cluster.server.delete("orphans", &orphan(&cluster).unwrap());
     cluster.wait("it begins", |c| status(c)["state"] == "detached").await;
+
+    // Of a volume that nobody restores.
+    cluster.machine().directories.insert(("/root-n2".to_owned(), "gone-0a1b2c3d".to_owned()));
+    let is_there = |c: &Cluster| c.machine().directories.iter().any(|(_, name)| name == "gone-0a1b2c3d");
+    cluster.wait("it goes by itself", |c| !is_there(c)).await;
 }
 
 /// Seen in the simulation (seed 684): the leader heard late that a volume had gone and was made anew, and deleted what was of its name.

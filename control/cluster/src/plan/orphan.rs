@@ -1,14 +1,16 @@
 //! What lies on a node and no resource knows: directories of replicas, and processes of engines and replicas.
 //!
 //! Each becomes an Orphan resource, and nothing else happens to it unless a setting says so: nobody but a user can know that
-//! it is not wanted. Deleting the resource deletes what it stands for.
+//! it is not wanted. Deleting the resource deletes what it stands for. Nothing goes by itself while resources may be about to be
+//! restored: a volume of which something is missing keeps what lies on nodes under its name.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::{FINALIZER, volume_of_engine};
-use crate::api::{Orphan, OrphanSpec};
+use crate::api::{Orphan, OrphanSpec, Replica, Robustness, Volume};
 use crate::settings::AutoDeletion;
 
 /// Longhorn's types of orphans.
@@ -51,6 +53,8 @@ pub struct Observed<'a> {
     pub instances: &'a BTreeSet<String>,
     /// The node's orphans.
     pub orphans: &'a [&'a Orphan],
+    /// For how long this manager has seen each of them, by name, without anybody who wants it.
+    pub seen: &'a BTreeMap<String, Duration>,
     /// Which of them go by themselves.
     pub deletion: &'a AutoDeletion,
     /// The time.
@@ -58,11 +62,12 @@ pub struct Observed<'a> {
 }
 
 impl AutoDeletion {
-    fn takes(&self, orphan: &Orphan, kind: &str, now: Timestamp) -> bool {
+    /// `seen`: for how long. An Orphan that was restored with the rest is as old as when it was made.
+    fn takes(&self, orphan: &Orphan, kind: &str, seen: Duration, now: Timestamp) -> bool {
         let chosen = if kind == REPLICA_DATA { self.data } else { self.instances };
         let made = orphan.metadata.creation_timestamp.as_ref().map(|time| time.0);
         let age = made.map(|made| now.duration_since(made).max(SignedDuration::ZERO).unsigned_abs());
-        chosen && age.is_some_and(|age| age > self.grace)
+        chosen && age.is_some_and(|age| age.min(seen) > self.grace)
     }
 }
 
@@ -121,6 +126,18 @@ pub fn volume_of(orphan: &Orphan) -> Option<&str> {
     orphan.spec.parameters.get(DATA_NAME).filter(|_| is_data).and_then(|name| volume_of_directory(name))
 }
 
+/// True while data that no Replica names may be all that there is of something: its volume is there and has not all the replicas that it
+/// should have, in sync as its engine says. Of one that rests nobody says so.
+pub fn may_be_missed(volume: &Volume, replicas: &[Replica]) -> bool {
+    let is_healthy = volume.status.as_ref().is_some_and(|s| s.robustness == Robustness::Healthy);
+    let sound = replicas.iter().filter(|r| {
+        let stays = r.metadata.deletion_timestamp.is_none();
+        stays && !r.spec.healthy_at.is_empty() && r.spec.failed_at.is_empty()
+    });
+    let wanted = usize::try_from(volume.spec.number_of_replicas).unwrap_or_default().max(1);
+    !is_healthy || sound.count() < wanted
+}
+
 /// Decides for one node.
 pub fn plan(o: &Observed<'_>) -> Vec<Action> {
     let found = found(o);
@@ -143,8 +160,11 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
             (None, false) => actions.push(Action::Forget(name)),
             // Where it lies now, which is not where it was told of if the disk was moved: what lies there now is another disk's.
             (Some(spec), true) if kept => actions.push(removal(name, &identity, spec)),
-            (Some(_), false) if o.deletion.takes(orphan, identity.0, o.now) => {
-                actions.push(Action::Delete(name))
+            (Some(_), false) => {
+                let seen = o.seen.get(&name).copied().unwrap_or_default();
+                if o.deletion.takes(orphan, identity.0, seen, o.now) {
+                    actions.push(Action::Delete(name));
+                }
             }
             _ => {}
         }
@@ -218,6 +238,7 @@ mod tests {
         processes: Vec<&'static str>,
         instances: Vec<&'static str>,
         orphans: Vec<Orphan>,
+        seen: Duration,
         deletion: AutoDeletion,
     }
 
@@ -228,6 +249,7 @@ mod tests {
             processes: vec![],
             instances: vec![],
             orphans: vec![],
+            seen: Duration::MAX,
             deletion: AutoDeletion::default(),
         }
     }
@@ -235,6 +257,7 @@ mod tests {
     fn decide(case: &Case) -> Vec<Action> {
         let owned = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect::<BTreeSet<String>>();
         let directories = case.directories.iter().map(|d| (*d).to_owned()).collect();
+        let name = |o: &Orphan| (o.metadata.name.clone().unwrap_or_default(), case.seen);
         plan(&Observed {
             node: "n1",
             disks: &[DiskContent { uuid: "u1".into(), path: "/disk".into(), directories }],
@@ -242,6 +265,7 @@ mod tests {
             processes: &owned(&case.processes),
             instances: &owned(&case.instances),
             orphans: &case.orphans.iter().collect::<Vec<_>>(),
+            seen: &case.orphans.iter().map(name).collect(),
             deletion: &case.deletion,
             now: Timestamp::from_second(1_700_000_000).unwrap(),
         })
@@ -341,9 +365,45 @@ mod tests {
             assert_eq!(after(seconds, data, instances), [], "{seconds} {data} {instances}");
         }
         // A replica came to know it meanwhile.
-        let deletion = AutoDeletion { data: true, instances: true, grace: Duration::ZERO };
+        let deletion = AutoDeletion { data: true, instances: true, grace: Duration::from_secs(300) };
+        orphan.metadata.creation_timestamp = Some(Timestamp::from_second(1_600_000_000).unwrap().into());
+        let seen = |seconds| {
+            let (orphans, deletion) = (vec![orphan.clone()], deletion.clone());
+            decide(&Case { orphans, deletion, seen: Duration::from_secs(seconds), ..case() }).len()
+        };
+        assert_eq!(
+            (seen(300), seen(301)),
+            (0, 1),
+            "it may have been restored, and what names it comes later"
+        );
         let known = Case { known: vec!["v-0a1b2c3d"], orphans: vec![orphan.clone()], deletion, ..case() };
         assert!(matches!(decide(&known)[..], [Action::Forget(_)]));
+    }
+
+    #[test]
+    fn what_is_left_is_missed_unless_its_volume_is_whole_without_it() {
+        let mut volume = Volume::default();
+        volume.spec.number_of_replicas = 2;
+        let robust = |volume: &Volume, robustness| {
+            let status = crate::api::VolumeStatus { robustness, ..Default::default() };
+            Volume { status: Some(status), ..volume.clone() }
+        };
+        let mut sound = Replica::default();
+        sound.spec.healthy_at = "2026-01-01T00:00:00Z".into();
+        let (mut failed, mut going) = (sound.clone(), sound.clone());
+        failed.spec.failed_at = "2026-01-02T00:00:00Z".into();
+        going.metadata.deletion_timestamp = Some(Timestamp::from_second(1_700_000_000).unwrap().into());
+        let healthy = robust(&volume, Robustness::Healthy);
+        assert!(!may_be_missed(&healthy, &[sound.clone(), sound.clone()]));
+        for other in [Replica::default(), failed, going] {
+            assert!(may_be_missed(&healthy, &[sound.clone(), other]));
+        }
+        assert!(may_be_missed(&healthy, &[]), "somebody restores it, with its status");
+        for robustness in [Robustness::Unknown, Robustness::Degraded, Robustness::Faulted] {
+            let volume = robust(&volume, robustness);
+            assert!(may_be_missed(&volume, &[sound.clone(), sound.clone()]), "{robustness:?}");
+        }
+        assert!(may_be_missed(&volume, &[sound.clone(), sound]), "nobody has looked at it yet");
     }
 
     #[test]

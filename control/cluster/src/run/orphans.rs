@@ -1,16 +1,44 @@
 //! Tells of what lies on this node and no resource knows, and removes what a user let go.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use kube::ResourceExt;
 use kube::api::ListParams;
+use tokio::time::Instant;
 
 use super::Context;
 use super::desk::Done;
 use crate::agent::DiskView;
-use crate::api::{Engine, Node, Orphan, Replica};
-use crate::plan::orphan::{self, Action, DiskContent, volume_of_directory};
+use crate::api::{Engine, Node, Orphan, Replica, Volume};
+use crate::plan::orphan::{self, Action, DiskContent, may_be_missed, volume_of, volume_of_directory};
 use crate::plan::{FINALIZER, volume_of_engine};
+
+/// Data that its volume misses is not asked about again sooner.
+const MISSED: Duration = Duration::from_secs(60);
+
+/// Since when this manager has seen each orphan of its node, by name, without anybody who wants it. It is not kept: what nobody knows
+/// when a manager starts may be about to be restored.
+#[derive(Debug, Default)]
+pub(super) struct Seen(BTreeMap<String, Instant>);
+
+impl Seen {
+    /// For how long each of these was seen.
+    fn see(&mut self, orphans: &[Arc<Orphan>], now: Instant) -> BTreeMap<String, Duration> {
+        let names: BTreeSet<String> = orphans.iter().map(|o| o.name_any()).collect();
+        self.0.retain(|name, _| names.contains(name));
+        for name in names {
+            self.0.entry(name).or_insert(now);
+        }
+        self.0.iter().map(|(name, since)| (name.clone(), now.saturating_duration_since(*since))).collect()
+    }
+
+    /// Somebody may want what this one stands for.
+    fn is_missed(&mut self, orphan: &str, now: Instant) {
+        self.0.insert(orphan.to_owned(), now + MISSED);
+    }
+}
 
 /// What resources know, wherever they are.
 struct Known {
@@ -85,6 +113,7 @@ pub(super) async fn look(
     let content: Vec<DiskContent> = content.collect();
     let orphans = context.cache.orphans.all();
     let deletion = context.cache.settings().orphan_deletion();
+    let seen = seen_by(context).see(&orphans, Instant::now());
     let plan = |known: &Known| {
         orphan::plan(&orphan::Observed {
             node: &context.options.node,
@@ -93,6 +122,7 @@ pub(super) async fn look(
             processes,
             instances: &known.instances,
             orphans: &orphans.iter().map(AsRef::as_ref).collect::<Vec<_>>(),
+            seen: &seen,
             deletion: &deletion,
             now: context.desk.now(),
         })
@@ -123,7 +153,7 @@ async fn carry_out(context: &Context, action: Action) -> Done {
             context.desk.create(&object).await
         }
         Action::Forget(name) => let_go(context, &name).await,
-        Action::Delete(name) => context.desk.delete::<Orphan>(&name).await,
+        Action::Delete(name) => delete_by_itself(context, &name).await,
         Action::RemoveData { orphan, disk_path, directory } => {
             context.agent.remove_directory(disk_path.into(), directory).await?;
             let_go(context, &orphan).await
@@ -133,6 +163,31 @@ async fn carry_out(context: &Context, action: Action) -> Done {
             let_go(context, &orphan).await
         }
     }
+}
+
+fn seen_by(context: &Context) -> MutexGuard<'_, Seen> {
+    context.orphans_seen.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Deletes an orphan, and what it stands for with it, unless that may be missed.
+async fn delete_by_itself(context: &Context, name: &str) -> Done {
+    let Some(orphan) = context.cache.orphans.get(name) else { return Ok(()) };
+    if let Some(volume) = volume_of(&orphan)
+        && is_missed(context, volume).await?
+    {
+        tracing::info!(orphan = name, volume, "it stays: its volume has not all of its replicas");
+        seen_by(context).is_missed(name, Instant::now());
+        return Ok(());
+    }
+    context.desk.delete_same(orphan.as_ref()).await
+}
+
+/// True if data of a volume that no Replica names may be missed, by the API server itself.
+async fn is_missed(context: &Context, volume: &str) -> Done<bool> {
+    let Some(resource) = context.desk.api::<Volume>().get_opt(volume).await? else { return Ok(false) };
+    let of_volume = ListParams::default().fields(&format!("spec.volumeName={volume}"));
+    let replicas = context.desk.api::<Replica>().list(&of_volume).await?.items;
+    Ok(may_be_missed(&resource, &replicas))
 }
 
 async fn let_go(context: &Context, name: &str) -> Done {
