@@ -173,6 +173,13 @@ impl Context {
         self.leadership.now().filter(|lead| lead.is_ready())
     }
 
+    /// What another leader could do at the same time is done only while this one leads still, and has done so all the while: what was asked
+    /// before may have been answered late.
+    fn confirm_leads(&self, lead: &Lead) -> Done {
+        let leads = self.lead().is_some_and(|now| std::ptr::eq(Arc::as_ptr(&now), lead));
+        if leads { Ok(()) } else { Err(ReconcileError::Stale) }
+    }
+
     /// True for an engine that runs here and asks this manager who may write.
     fn is_own_engine(&self, process: &str) -> bool {
         let own = authority_at(&self.options.authority);
@@ -374,7 +381,7 @@ async fn dispatch(context: &Context, key: &Key) -> Done<Outcome> {
         (Key::Setting(name), Some(_)) => leader::setting(context, name).await,
         (Key::Orphan(name), Some(lead)) => leader::orphan(context, lead, name).await,
         (Key::Nodes, Some(lead)) => nodes::look(context, lead).await,
-        (Key::PodsOf(node), Some(_)) => pods::of_dead_node(context, node).await,
+        (Key::PodsOf(node), Some(lead)) => pods::of_dead_node(context, lead, node).await,
         (Key::Remount(volume), Some(lead)) => pods::after_loss(context, lead, volume).await,
         (Key::All, Some(lead)) => {
             context.news.tell(leader::everything(context, lead));

@@ -64,6 +64,43 @@ async fn a_leader_whose_renewals_nobody_answers_yields_and_leads_again() {
     cluster.wait("it leads again", |c| stands(c, "meanwhile")).await;
 }
 
+fn budgets(cluster: &Cluster) -> usize {
+    cluster.server.all("poddisruptionbudgets").len()
+}
+
+fn cordon(cluster: &Cluster, node: &str) {
+    cluster.server.apply("core/nodes", node, &json!({ "spec": { "unschedulable": true } }));
+}
+
+/// What a leader asks for last may be carried out when another one leads already, and each may release one of the last two copies.
+#[tokio::test(start_paused = true)]
+async fn a_new_leader_releases_no_budget_at_first() {
+    let cluster = Cluster::new(&["n1", "n2"], 24).await;
+    cluster.wait("each node is protected", |c| budgets(c) == 2).await;
+    cordon(&cluster, "n1");
+    tokio::time::sleep(Duration::from_secs(50)).await;
+    assert_eq!(budgets(&cluster), 2);
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(budgets(&cluster), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_hears_late_which_budgets_there_are_releases_none() {
+    let cluster = Cluster::new(&["n1", "n2"], 25).await;
+    cluster.wait("each node is protected", |c| budgets(c) == 2).await;
+    tokio::time::sleep(Duration::from_secs(70)).await;
+    // It leads for 12 s after its last renewal.
+    cluster.server.late(Some(("poddisruptionbudgets", Duration::from_secs(14))));
+    cluster.server.swallow(Some("leases"));
+    cordon(&cluster, "n1");
+    tokio::time::sleep(Duration::from_secs(40)).await;
+    assert_eq!(budgets(&cluster), 2, "another one may lead, and may have released n2");
+    cluster.server.late(None);
+    cluster.server.swallow(None);
+    tokio::time::sleep(Duration::from_secs(90)).await;
+    assert_eq!(budgets(&cluster), 1);
+}
+
 #[tokio::test]
 async fn a_replica_goes_only_as_the_api_server_has_it() {
     let cluster = Cluster::new(&["n1", "n2", "n3"], 23).await;

@@ -21,10 +21,17 @@ use crate::plan::instance_manager::{COMPONENT, COMPONENT_LABEL, NODE_LABEL};
 /// How often what is on a cordoned node that may not be drained yet is looked at. That costs no request.
 const ROUND: Duration = Duration::from_secs(5);
 
+/// A new leader releases no budget for so long. What the one before it asked for last may be carried out yet: it acts until 12 s after
+/// its last renewal (`super::lease::YIELD`), and a request of its ends 15 s later.
+const QUIET: Duration = Duration::from_secs(60);
+
 /// Looks at all nodes.
 pub(super) async fn look(context: &Context, lead: &Lead) -> Done<Outcome> {
     let known = views(&lead.cache);
     let mut actions = decide(context, lead, &known);
+    if lead.has_led_for() < QUIET {
+        actions.retain(|action| !matches!(action, Action::Release(_)));
+    }
     if actions.iter().any(|a| matches!(a, Action::Release(_))) {
         // A budget that is gone already must not count for another node: the API server itself is asked.
         let there = context.desk.api::<PodDisruptionBudget>().list(&ListParams::default()).await?;
@@ -34,6 +41,8 @@ pub(super) async fn look(context: &Context, lead: &Lead) -> Done<Outcome> {
         match action {
             Action::Protect(node) => context.desk.create(&budget(&node)).await?,
             Action::Release(node) => {
+                // Two leaders would release the last two copies of a volume.
+                context.confirm_leads(lead)?;
                 tracing::info!(node, "the node may be drained");
                 context.desk.delete::<PodDisruptionBudget>(&instance_manager(&node)).await?;
             }

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -96,6 +97,11 @@ impl Lead {
     /// False until everything was read once: what is missing would be made anew.
     pub(super) fn is_ready(&self) -> bool {
         self.is_ready.load(Ordering::Acquire)
+    }
+
+    /// For how long this manager has led.
+    pub(super) fn has_led_for(&self) -> Duration {
+        self.begun.elapsed()
     }
 
     /// Has one volume decided on at a time, knowing what is being filled and what the decisions before it will fill.

@@ -70,13 +70,11 @@ pub(super) async fn volume(context: &Context, lead: &Lead, name: &str) -> Done<O
     if volume.status.as_ref().is_some_and(|s| !s.remount_requested_at.is_empty()) {
         context.news.tell([Key::Remount(name.to_owned())]);
     }
-    let mut hands =
-        Hands { context, volume: &volume, version: volume.resource_version(), outcome: Outcome::Done };
+    let version = volume.resource_version();
+    let mut hands = Hands { context, lead, volume: &volume, version, outcome: Outcome::Done };
     for action in actions {
         // Another one may lead by now, if the action before had to wait.
-        if context.lead().is_none() {
-            return Err(ReconcileError::Stale);
-        }
+        context.confirm_leads(lead)?;
         tracing::debug!(volume = name, ?action, "volume");
         hands.carry_out(action, &engines, &replicas, attachment.as_deref()).await?;
     }
@@ -118,6 +116,7 @@ fn origin(context: &Context, cache: &Global, volume: &Volume) -> Option<Origin> 
 /// Carries out a volume's actions.
 struct Hands<'a> {
     context: &'a Context,
+    lead: &'a Lead,
     volume: &'a Volume,
     /// The volume's version: as read, then as written.
     version: Option<String>,
@@ -141,6 +140,7 @@ impl Hands<'_> {
             }
             Action::RemoveFinalizer => {
                 self.confirm_empty().await?;
+                self.context.confirm_leads(self.lead)?;
                 desk.delete::<Secret>(&key_secret(&self.volume.name_any())).await?;
                 self.version = desk.set_finalizer(self.volume, false).await?;
             }

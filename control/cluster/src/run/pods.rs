@@ -29,7 +29,7 @@ const REMOUNT: Duration = Duration::from_secs(600);
 const GRACE: u32 = 30;
 
 /// Looks at the pods of a node whose manager is silent.
-pub(super) async fn of_dead_node(context: &Context, node: &str) -> Done<Outcome> {
+pub(super) async fn of_dead_node(context: &Context, lead: &Lead, node: &str) -> Done<Outcome> {
     let policy = context.cache.settings().node_down();
     if !policy.acts() || context.nodes_up().contains(node) {
         return Ok(Outcome::Done);
@@ -46,6 +46,7 @@ pub(super) async fn of_dead_node(context: &Context, node: &str) -> Done<Outcome>
     let mut refused = None;
     if !stuck.is_empty() {
         for action in leave(stuck, &claims(context, node).await?) {
+            context.confirm_leads(lead)?;
             hear(&mut refused, carry_out(context, action).await)?;
         }
     }
@@ -80,6 +81,7 @@ pub(super) async fn after_loss(context: &Context, lead: &Lead, volume: &str) -> 
                 // Until it is gone: it may be one that a finalizer or a kubelet keeps.
                 Fate::Goes => outcome = Outcome::Again(ROUND),
                 Fate::Delete(pod) => {
+                    context.confirm_leads(lead)?;
                     let deleted = delete(&pods, &pod, GRACE).await;
                     if !hear(&mut refused, deleted)? {
                         continue;
