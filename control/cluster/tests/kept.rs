@@ -441,6 +441,14 @@ async fn pods_begin_anew_where_what_keeps_their_volume_attached_was_deleted() {
         let is_served =
             |c: &Cluster| c.machine().generations.len() > starts && c.volume("state") == "attached";
         cluster.wait(&format!("it is attached again, {kind}"), is_served).await;
+        // A cluster may have tens of thousands of them.
+        for i in 0..10 {
+            let annotations = json!({ "looked": i.to_string() });
+            cluster.server.apply("volumes", "demo", &json!({ "metadata": { "annotations": annotations } }));
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let lists = cluster.server.lists("core/persistentvolumes");
+        assert!((1..=2).contains(&lists), "{kind}: {lists}");
     }
 }
 

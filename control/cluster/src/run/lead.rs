@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::cache::{Global, Key, News};
 use super::desk::Desk;
+use super::pods::Remounts;
 use super::tickets::Seen;
 use super::{Context, budgets, idle, programs};
 use crate::plan::node;
@@ -29,6 +30,8 @@ pub(super) struct Lead {
     rebuilds: Mutex<Rebuilds>,
     /// Nodes of which it was told that their manager is silent, for as long as it is.
     pub(super) told_silent: Mutex<BTreeSet<String>>,
+    /// Devices that were lost.
+    pub(super) remounts: Mutex<Remounts>,
     /// Tickets that may be left on nodes that are to be drained.
     pub(super) left: Mutex<Seen>,
     begun: Instant,
@@ -88,6 +91,7 @@ impl Lead {
             pictured: Mutex::default(),
             rebuilds: Mutex::default(),
             told_silent: Mutex::default(),
+            remounts: Mutex::default(),
             left: Mutex::default(),
             begun: Instant::now(),
             _tasks: tasks,

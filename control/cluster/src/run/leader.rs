@@ -12,6 +12,7 @@ use super::cache::{Global, Key};
 use super::desk::{Done, Kind, ReconcileError};
 use super::key::{create_key, key_secret};
 use super::lead::Lead;
+use super::pods::remounts;
 use super::processes::engines_of;
 use super::queue::Outcome;
 use super::snapshots::confirm_volume_goes;
@@ -34,7 +35,10 @@ fn ticket_id(kind: TicketType) -> String {
 /// Looks at one volume.
 pub(super) async fn volume(context: &Context, lead: &Lead, name: &str) -> Done<Outcome> {
     let cache = &lead.cache;
-    let Some(volume) = cache.volumes.get(name) else { return forget_left(context, lead, name).await };
+    let Some(volume) = cache.volumes.get(name) else {
+        remounts(lead).forget(name);
+        return forget_left(context, lead, name).await;
+    };
     let engines = cache.engines.of(name);
     let (engine, second) = volume::pair(&volume, engines.iter().map(Arc::as_ref));
     let replicas = cache.replicas.of(name);
@@ -67,7 +71,7 @@ pub(super) async fn volume(context: &Context, lead: &Lead, name: &str) -> Done<O
         })
     };
     let actions = lead.decide_rebuilds(name, decide);
-    if volume.status.as_ref().is_some_and(|s| !s.remount_requested_at.is_empty()) {
+    if remounts(lead).is_open(&volume) {
         context.news.tell([Key::Remount(name.to_owned())]);
     }
     let version = volume.resource_version();

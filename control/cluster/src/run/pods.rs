@@ -2,6 +2,7 @@
 //! on is read while that is so, and not watched.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node as KubeNode, PersistentVolume, Pod};
@@ -14,7 +15,7 @@ use super::Context;
 use super::desk::{Done, ReconcileError, is_missing};
 use super::lead::Lead;
 use super::queue::Outcome;
-use crate::api::DRIVER;
+use crate::api::{DRIVER, Volume};
 use crate::kubernetes::{each, handle_of, persistent_volumes};
 use crate::plan::Event;
 use crate::plan::pods::{self, Action, Claim, Fate, Held, PodName, leave, stuck};
@@ -67,10 +68,7 @@ pub(super) async fn after_loss(context: &Context, lead: &Lead, volume: &str) -> 
         return Ok(Outcome::Done);
     };
     let client = &context.desk.client;
-    let volumes = persistent_volumes(client, volume).await?;
-    let of_volume = volumes.iter().filter_map(claim_of);
-    let claims: Vec<Claim> =
-        of_volume.map(|(namespace, name)| Claim { namespace, name, held: None }).collect();
+    let claims = claims_of(context, lead, &resource).await?;
     let there = ListParams::default().fields(&format!("spec.nodeName={}", status.current_node_id));
     let (mut outcome, mut refused) = (Outcome::Done, None);
     for namespace in claims.iter().map(|c| c.namespace.clone()).collect::<BTreeSet<_>>() {
@@ -97,7 +95,67 @@ pub(super) async fn after_loss(context: &Context, lead: &Lead, volume: &str) -> 
             }
         }
     }
+    if refused.is_none() && outcome == Outcome::Done {
+        remounts(lead).end(volume);
+    }
     refused.map_or(Ok(outcome), Err)
+}
+
+/// What this leader knows of lost devices: each loss is dealt with once, and of what has to be paged for it is asked once.
+#[derive(Default)]
+pub(super) struct Remounts(BTreeMap<String, Remount>);
+
+/// The last loss of a volume's device.
+struct Remount {
+    /// `status.remountRequestedAt` of the volume.
+    requested_at: String,
+    /// The claims of the volume.
+    claims: Vec<Claim>,
+    /// The pods that had the device are gone.
+    is_over: bool,
+}
+
+impl Remounts {
+    /// True while pods may be left that had the device.
+    pub(super) fn is_open(&self, volume: &Volume) -> bool {
+        let requested = volume.status.as_ref().map_or("", |s| s.remount_requested_at.as_str());
+        !requested.is_empty() && !self.of(volume).is_some_and(|known| known.is_over)
+    }
+
+    fn of(&self, volume: &Volume) -> Option<&Remount> {
+        let requested = &volume.status.as_ref()?.remount_requested_at;
+        self.0.get(&volume.name_any()).filter(|known| known.requested_at == *requested)
+    }
+
+    fn begin(&mut self, volume: &Volume, claims: Vec<Claim>) {
+        let requested_at = volume.status.as_ref().map(|s| s.remount_requested_at.clone()).unwrap_or_default();
+        self.0.insert(volume.name_any(), Remount { requested_at, claims, is_over: false });
+    }
+
+    fn end(&mut self, volume: &str) {
+        self.0.entry(volume.to_owned()).and_modify(|known| known.is_over = true);
+    }
+
+    /// Forgets a volume that is gone.
+    pub(super) fn forget(&mut self, volume: &str) {
+        self.0.remove(volume);
+    }
+}
+
+pub(super) fn remounts(lead: &Lead) -> MutexGuard<'_, Remounts> {
+    lead.remounts.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The claims of a volume whose device was lost, as they were found when that was first looked at.
+async fn claims_of(context: &Context, lead: &Lead, volume: &Volume) -> Done<Vec<Claim>> {
+    if let Some(known) = remounts(lead).of(volume) {
+        return Ok(known.claims.clone());
+    }
+    let all = persistent_volumes(&context.desk.client, &volume.name_any()).await?;
+    let claims = all.iter().filter_map(claim_of);
+    let claims: Vec<Claim> = claims.map(|(namespace, name)| Claim { namespace, name, held: None }).collect();
+    remounts(lead).begin(volume, claims.clone());
+    Ok(claims)
 }
 
 /// What the API server refuses for one pod, as where a webhook forbids it, keeps no other from being dealt with: it
