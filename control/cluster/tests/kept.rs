@@ -530,6 +530,78 @@ async fn snapshots_of_a_volume_that_was_made_anew_do_not_go_with_the_one_before(
     assert!(s1["metadata"]["deletionTimestamp"].is_null(), "{s1}");
 }
 
+/// A volume with a snapshot, and a clone of it: on nodes that take replicas, or do not.
+async fn cloned(cluster: &Cluster, nodes_take: bool) {
+    cluster.machine().chains_are_told = true;
+    cluster.attached_volume().await;
+    ask_for_snapshot(cluster, "s1");
+    cluster.wait("taken", |c| is_taken(c, "s1")).await;
+    for node in ["n1", "n2", "n3"] {
+        cluster.server.apply("nodes", node, &json!({ "spec": { "allowScheduling": nodes_take } }));
+    }
+    tokio::time::sleep(LONG).await;
+    cluster.machine().replicas_are_silent = true;
+    let spec = json!({ "size": "1073741824", "numberOfReplicas": 1, "dataSource": "snap://demo/s1" });
+    cluster.server.apply("volumes", "copy", &json!({ "spec": spec }));
+}
+
+fn clone_says(cluster: &Cluster, reason: &str) -> bool {
+    let conditions = cluster.server.get("volumes", "copy").unwrap()["status"]["conditions"].clone();
+    let all = conditions.as_array().cloned().unwrap_or_default();
+    all.iter().any(|c| c["type"] == "Cloned" && c["reason"] == reason)
+}
+
+#[tokio::test]
+async fn a_snapshot_that_a_clone_waits_to_be_copied_from_can_be_deleted() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 51).await;
+    cloned(&cluster, false).await;
+    cluster.wait("there is no room", |c| clone_says(c, "NoRoom")).await;
+    cluster.server.delete("snapshots", "s1");
+    cluster.wait("gone", |c| c.server.get("snapshots", "s1").is_none()).await;
+    cluster.wait("it says so", |c| clone_says(c, "SourceMissing")).await;
+}
+
+#[tokio::test]
+async fn a_snapshot_that_is_being_copied_stays_and_is_asked_about_now_and_then() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 52).await;
+    cloned(&cluster, true).await;
+    let copies =
+        |c: &Cluster| c.machine().replicas.keys().filter(|(_, name)| name.starts_with("copy-")).count();
+    cluster.wait("it is copied", |c| copies(c) == 1).await;
+    cluster.server.delete("snapshots", "s1");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let before = cluster.server.lists("volumes");
+    tokio::time::sleep(2 * LONG).await;
+    let lists = cluster.server.lists("volumes") - before;
+    assert!(lists <= 2, "{lists} in six seconds");
+    assert!(cluster.machine().snapshots.contains("s1"), "its layer is read");
+    cluster.machine().replicas_are_silent = false;
+    let state = |c: &Cluster| c.server.get("volumes", "copy").unwrap()["status"]["state"].clone();
+    cluster.wait("it is whole", |c| state(c) == "detached").await;
+    cluster.wait("gone", |c| c.server.get("snapshots", "s1").is_none()).await;
+}
+
+/// Whoever deleted the snapshot has found nobody who copies it; who makes the copy has not heard of that.
+#[tokio::test]
+async fn a_copy_does_not_begin_from_a_snapshot_that_is_deleted() {
+    let cluster = Cluster::new(&["n1"], 53).await;
+    cluster.wait("the node", |c| nodes_ready(c) == 1).await;
+    let goes = json!({ "finalizers": ["longhorn.io"], "deletionTimestamp": "2026-01-01T00:00:00Z" });
+    cluster.server.apply("snapshots", "s1", &json!({ "metadata": goes, "spec": { "volume": "demo" } }));
+    let from = json!({ "directory": "/root-n1/replicas/demo-0a1b2c3d", "snapshot": "s1" });
+    let spec = json!({
+        "volumeName": "copy", "nodeID": "n1", "diskID": "disk-of-n1", "diskPath": "/root-n1", "dataDirectoryName": "copy-0a1b2c3d",
+        "volumeSize": "1073741824", "desireState": "running", "cloneFrom": from,
+    });
+    cluster.server.apply("replicas", "copy-r-11112222", &json!({ "spec": spec }));
+    let says = |c: &Cluster| {
+        let status = c.server.get("replicas", "copy-r-11112222").unwrap()["status"].clone();
+        status["currentState"] == "error" && status["conditions"].to_string().contains("is being deleted")
+    };
+    cluster.wait("it says so", says).await;
+    assert!(cluster.machine().replicas.is_empty());
+}
+
 /// A node that does not lead.
 fn follower(cluster: &Cluster) -> &'static str {
     let lease = cluster.server.get("leases", "longhorn-manager-leader").unwrap_or_default();

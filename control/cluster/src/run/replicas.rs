@@ -15,7 +15,7 @@ use super::processes::{SOON, resource_of, tell_failure};
 use super::queue::Outcome;
 use super::{Context, programs};
 use crate::agent::{AgentError, Part, ProcessView};
-use crate::api::{Conditions, Node, Replica, ReplicaSpec, Volume};
+use crate::api::{Conditions, DesireState, Node, Replica, ReplicaSpec, Snapshot, Volume};
 use crate::plan::replica::Fate;
 use crate::plan::upgrade::{Images, target};
 use crate::plan::{self, FINALIZER, node, replica};
@@ -67,7 +67,10 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
         Some(_) => context.agent.replica(name).await,
         None => None,
     };
-    let trouble = disk_trouble(context, &resource);
+    let trouble = match disk_trouble(context, &resource) {
+        None if process.is_none() => source_trouble(context, &resource).await?,
+        trouble => trouble,
+    };
     let address = process.map(|p| context.agent.replica_address(name, p)).unwrap_or_default();
     let map_key = map_key(context, &resource);
     let known = resource.status.clone().unwrap_or_default();
@@ -305,6 +308,18 @@ async fn tell(context: &Context, replica: &Replica, reason: &'static str, messag
 async fn start_replica(context: &Context, name: &str, spec: &ReplicaSpec) -> Done {
     lay_key(context, &spec.volume_name).await?;
     Ok(context.agent.start_replica(name, spec).await?)
+}
+
+/// Why a copy is not begun; `None` if it can be, or it is none. Asked of the API server itself: a snapshot that is deleted goes once nothing
+/// is copied from it, which is looked at after it was deleted (`super::snapshots`), as this is after the replica was made.
+async fn source_trouble(context: &Context, replica: &Replica) -> Done<Option<String>> {
+    let source = &replica.spec.clone_from.snapshot;
+    if source.is_empty() || replica.spec.desire_state != DesireState::Running {
+        return Ok(None);
+    }
+    let snapshot = context.desk.api::<Snapshot>().get_opt(source).await?;
+    let stays = snapshot.is_some_and(|s| s.metadata.deletion_timestamp.is_none());
+    Ok((!stays).then(|| format!("snapshot {source} is being deleted")))
 }
 
 /// Why the disk of a replica cannot be used; `None` if it can.

@@ -13,11 +13,14 @@ use super::desk::{Done, ReconcileError};
 use super::processes::SOON;
 use super::queue::Outcome;
 use crate::agent::AgentError;
-use crate::api::{Snapshot, Volume};
+use crate::api::{Replica, Snapshot, Volume};
 use crate::plan::snapshot::Refusal;
 use crate::plan::snapshot::unnamed::unnamed;
 use crate::plan::volume::{CLONED, pair};
 use crate::plan::{Event, snapshot};
+
+/// How often it is looked whether a deleted snapshot is still being copied: for hours perhaps, and each look asks for all clones.
+const COPIED: Duration = Duration::from_secs(10);
 
 /// How long a file system that could not be frozen is left alone: whoever writes to it may have waited.
 const FREEZE_AGAIN: Duration = Duration::from_secs(15);
@@ -52,7 +55,7 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
     if goes && volume.metadata.deletion_timestamp.is_some() {
         confirm_volume_goes(context, &resource.spec.volume).await?;
     }
-    let in_use = goes && being_copied(context, &resource.spec.volume).await?.contains(name);
+    let in_use = goes && is_being_copied(context, &resource.spec.volume, name).await?;
     let actions = snapshot::plan(&snapshot::Observed {
         snapshot: &resource,
         volume: Some(&volume),
@@ -62,7 +65,7 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
     });
     let mut version = resource.resource_version();
     // Nothing of the snapshot itself changes when the copy ends.
-    let mut outcome = if in_use { Outcome::Again(SOON) } else { Outcome::Done };
+    let mut outcome = if in_use { Outcome::Again(COPIED) } else { Outcome::Done };
     for action in actions {
         tracing::debug!(snapshot = name, ?action, "snapshot");
         match action {
@@ -151,14 +154,33 @@ async fn say_refused(
     Ok(())
 }
 
-/// Snapshots of a volume that others are being copied from. Volumes of other nodes are in no cache here.
-pub(super) async fn being_copied(context: &Context, volume: &str) -> Done<BTreeSet<String>> {
+/// Volumes that are not yet what they are cloned from, and the snapshots of a volume that they are made of. Volumes of other nodes are in
+/// no cache here.
+async fn clones(context: &Context, volume: &str) -> Done<Vec<(String, String)>> {
     let fields = format!("status.cloneStatus.sourceVolume={volume}");
     let clones = context.desk.api::<Volume>().list(&ListParams::default().fields(&fields)).await?;
     let copied = |v: Volume| {
-        let stays = v.metadata.deletion_timestamp.is_none();
+        let (name, stays) = (v.name_any(), v.metadata.deletion_timestamp.is_none());
         let clone = v.status.map(|s| s.clone_status).filter(|c| stays && c.state != CLONED)?;
-        Some(clone.snapshot)
+        Some((name, clone.snapshot))
     };
     Ok(clones.items.into_iter().filter_map(copied).collect())
+}
+
+/// Snapshots of a volume that clones are made of, or are to be.
+pub(super) async fn wanted_by_clones(context: &Context, volume: &str) -> Done<BTreeSet<String>> {
+    Ok(clones(context, volume).await?.into_iter().map(|(_, snapshot)| snapshot).collect())
+}
+
+/// True while a clone is being copied from a snapshot that is deleted. One that has not begun does not begin any more
+/// (`super::replicas`), and is not waited for: it may wait for room for ever.
+async fn is_being_copied(context: &Context, volume: &str, snapshot: &str) -> Done<bool> {
+    let copies = |replica: &Replica| replica.spec.clone_from.snapshot == snapshot;
+    for (clone, _) in clones(context, volume).await?.into_iter().filter(|(_, of)| of == snapshot) {
+        let of_clone = ListParams::default().fields(&format!("spec.volumeName={clone}"));
+        if context.desk.api::<Replica>().list(&of_clone).await?.iter().any(copies) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

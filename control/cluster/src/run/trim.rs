@@ -10,7 +10,7 @@ use super::Context;
 use super::desk::{Done, ReconcileError, is_missing};
 use super::lead::Lead;
 use super::queue::Outcome;
-use super::snapshots::being_copied;
+use super::snapshots::wanted_by_clones;
 use crate::agent::AgentError;
 use crate::api::{Snapshot, Volume};
 use crate::plan::snapshot::FOR_CLONE;
@@ -76,7 +76,7 @@ async fn remove_snapshots(context: &Context, volume: &Volume) -> Done<Removed> {
         return stay("the engine does not tell what there is");
     };
     let resources = context.cache.snapshots.of(&name);
-    let mut in_use = being_copied(context, &name).await?;
+    let mut in_use = wanted_by_clones(context, &name).await?;
     in_use.extend(resources.iter().filter(|s| s.labels().contains_key(FOR_CLONE)).map(|s| s.name_any()));
     let mut removed = Removed::default();
     for snapshot in removable(&layers, &in_use) {

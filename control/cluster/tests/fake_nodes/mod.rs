@@ -36,6 +36,8 @@ pub(crate) struct Machine {
     /// A replica that is made while this is so is not filled before it is so no more.
     pub(crate) rebuilds_are_held: bool,
     pub(crate) unfilled: BTreeSet<String>,
+    /// No replica says anything of itself before this is so no more.
+    pub(crate) replicas_are_silent: bool,
     /// Taken by whatever engine.
     pub(crate) snapshots: BTreeSet<String>,
     /// Devices, by node and volume, and of which stay each is.
@@ -246,6 +248,9 @@ impl Agent for FakeAgent {
     }
 
     async fn replica(&self, name: &str) -> Option<ReplicaView> {
+        if self.machine().replicas_are_silent {
+            return None;
+        }
         let seen = *self.machine().replicas.get(&(self.node.clone(), name.to_owned()))?;
         Some(ReplicaView { generation: seen, epoch_recorded: false })
     }
