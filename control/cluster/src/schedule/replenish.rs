@@ -22,22 +22,16 @@ pub struct Failed<'a> {
     pub since: Duration,
     /// Its node and disk answer, and its disk has room.
     pub usable: bool,
-    /// How often a rebuild of it has failed in a row.
-    pub retries: i64,
 }
-
-/// A replica whose rebuild failed so often in a row is not tried again: its disk is probably the reason.
-const REBUILDS_MAX: i64 = 5;
 
 /// What to do for one missing replica. A failed one whose node is away is waited for as long as `wait` says, counted
 /// from when the first of them failed.
 pub fn replenish<'a>(failed: &[Failed<'a>], wait: Duration) -> Replenish<'a> {
-    let worth_it = || failed.iter().filter(|f| f.retries < REBUILDS_MAX);
     // The one that failed last lacks the least.
-    if let Some(best) = worth_it().filter(|f| f.usable).min_by_key(|f| (f.since, f.name)) {
+    if let Some(best) = failed.iter().filter(|f| f.usable).min_by_key(|f| (f.since, f.name)) {
         return Replenish::Reuse(best.name);
     }
-    let youngest = worth_it().map(|f| f.since).min();
+    let youngest = failed.iter().map(|f| f.since).min();
     match youngest.and_then(|since| wait.checked_sub(since)) {
         Some(left) if left > Duration::ZERO => Replenish::Wait(left),
         _ => Replenish::New,

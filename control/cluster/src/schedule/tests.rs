@@ -338,22 +338,21 @@ fn replicas_are_moved_only_where_it_helps() {
 #[test]
 fn failed_replicas_are_used_again_then_waited_for_then_replaced() {
     let secs = Duration::from_secs;
-    let failed = |name, since, usable, retries| Failed { name, since: secs(since), usable, retries };
+    let failed = |name, since, usable| Failed { name, since: secs(since), usable };
     let wait = secs(600);
     let cases: &[(&str, Vec<Failed<'_>>, Replenish<'_>)] = &[
         ("none failed", vec![], Replenish::New),
-        ("one can be used", vec![failed("a", 5, true, 0)], Replenish::Reuse("a")),
+        ("one can be used", vec![failed("a", 5, true)], Replenish::Reuse("a")),
         (
             "the one that failed last lacks the least",
-            vec![failed("a", 50, true, 0), failed("b", 5, true, 0)],
+            vec![failed("a", 50, true), failed("b", 5, true)],
             Replenish::Reuse("b"),
         ),
-        ("its node is away", vec![failed("a", 5, false, 0)], Replenish::Wait(secs(595))),
-        ("for too long", vec![failed("a", 600, false, 0)], Replenish::New),
-        ("it failed too often", vec![failed("a", 5, true, 5)], Replenish::New),
+        ("its node is away", vec![failed("a", 5, false)], Replenish::Wait(secs(595))),
+        ("for too long", vec![failed("a", 600, false)], Replenish::New),
         (
             "one away, another there",
-            vec![failed("a", 5, false, 0), failed("b", 700, true, 0)],
+            vec![failed("a", 5, false), failed("b", 700, true)],
             Replenish::Reuse("b"),
         ),
     ];

@@ -1,8 +1,9 @@
 //! What has to be so at all times, and what once nothing is wrong any more.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use lh_cluster::api::Quorum;
 use serde_json::Value;
 
@@ -21,6 +22,10 @@ const TAKEN_BACK: Duration = Duration::from_secs(1_200);
 
 /// How often it is looked.
 const LOOK: Duration = Duration::from_secs(20);
+
+/// Replicas of a volume that may be made within an hour. Somebody deletes some, nodes are lost, and a clone is tried again and again while
+/// its source is away.
+const MADE_AN_HOUR: usize = 60;
 
 /// How long nothing but leases may be written then.
 const QUIET: Duration = Duration::from_secs(120);
@@ -208,6 +213,26 @@ pub(crate) fn one_engine_at_a_time(cluster: &Cluster) {
         let count = engines.values().filter(answers).count();
         if count > 1 {
             cluster.world.state().wrong(format!("{at}: {count} engines of {volume} are to answer"));
+        }
+    }
+}
+
+/// Replicas that cannot be filled are not made again and again: each is filled from the start, and deleted with all that it has.
+pub(crate) fn replicas_are_made_seldom(cluster: &Cluster) {
+    let (mut seen, mut made) = (BTreeSet::new(), BTreeMap::<String, VecDeque<Timestamp>>::new());
+    for (at, replica) in cluster.server.course_of("replicas") {
+        let Some(uid) = replica["metadata"]["uid"].as_str() else { continue };
+        if !seen.insert(uid.to_owned()) {
+            continue;
+        }
+        let at: Timestamp = at.parse().expect("a time");
+        let of_volume = made.entry(replica["spec"]["volumeName"].to_string()).or_default();
+        of_volume.push_back(at);
+        of_volume.retain(|made| at.duration_since(*made) < SignedDuration::from_hours(1));
+        if of_volume.len() > MADE_AN_HOUR {
+            let what =
+                format!("{at}: {} replicas of {} in an hour", of_volume.len(), replica["spec"]["volumeName"]);
+            return cluster.world.state().wrong(what);
         }
     }
 }

@@ -35,7 +35,7 @@ use world::World;
 const STEPS: u64 = 64;
 
 /// Seeds of the usual run.
-const SEEDS: u64 = 12;
+const SEEDS: u64 = 24;
 
 /// Within so many courses it is missed what is taken out.
 const SABOTAGED: u64 = 60;
@@ -124,6 +124,9 @@ async fn course(seed: u64, fenceless: bool) -> Course {
         judge::comes_to_rest(&mut cluster).await;
     }
     judge::one_engine_at_a_time(&cluster);
+    if !fenceless {
+        judge::replicas_are_made_seldom(&cluster);
+    }
     let state = cluster.world.state();
     Course {
         counts: state.counts.clone(),

@@ -309,12 +309,7 @@ impl Draft<'_> {
             return calm.map_or_else(|| self.wait_for_turn(), |fills| Step::Begin(source, fills));
         }
         let failed: Vec<Failed<'_>> = lacking()
-            .map(|(name, spec)| Failed {
-                name,
-                since: self.away_for(spec),
-                usable: false,
-                retries: spec.rebuild_retry_count,
-            })
+            .map(|(name, spec)| Failed { name, since: self.away_for(spec), usable: false })
             .collect();
         let is_missing = self.wanted() > self.replicas.len();
         if let Replenish::Wait(left) = replenish(&failed, self.o.settings.replenishment_wait())

@@ -20,6 +20,16 @@ use crate::schedule::{
 /// How long a failed replica stays where the volume does not say, in minutes: Longhorn's two days.
 const STALE_MINUTES: u64 = 2880;
 
+/// How long a replica that failed before it was ever filled is left alone before another one is tried in its place; twice as long with
+/// each further one. Its engine takes it back by itself as soon as it can be filled.
+const TRY_AGAIN: Duration = Duration::from_secs(60);
+
+/// Longest time between two of them.
+const TRY_AGAIN_MAX: Duration = Duration::from_secs(3600);
+
+/// A replica that was made to take another one's place, and failed, is the last one for so long: nothing is wrong without it.
+const MOVE_AGAIN: Duration = Duration::from_secs(600);
+
 /// How long an engine that has just begun to serve has for taking back a replica that had failed: it tries every second.
 const RETURN: Duration = Duration::from_secs(30);
 
@@ -168,7 +178,7 @@ impl Draft<'_> {
         let filling = self.replicas.iter().any(|(name, spec)| {
             spec.failed_at.is_empty() && !spec.eviction_requested && !self.is_in_sync(name, spec)
         });
-        if filling || self.comes_back() {
+        if filling || self.comes_back() || self.was_just_tried() {
             return;
         }
         let failed: Vec<Failed<'_>> = self
@@ -180,7 +190,6 @@ impl Draft<'_> {
                 since: age(&spec.failed_at, self.o.now).unwrap_or_default(),
                 // The engine takes a replica back by itself as soon as it answers; nobody has to be told.
                 usable: false,
-                retries: spec.rebuild_retry_count,
             })
             .collect();
         let wait = self.o.settings.replenishment_wait();
@@ -189,9 +198,9 @@ impl Draft<'_> {
             Replenish::Wait(left) if missing == 0 && !anybody_leaves => self.look_again(left),
             Replenish::Wait(_) | Replenish::Reuse(_) | Replenish::New => {
                 let fill = u64::try_from(self.status.actual_size).unwrap_or_default();
-                match self.place_now(fill) {
+                match self.place_now(fill).or_else(|refusal| self.place_again(fill).ok_or(refusal)) {
                     Ok(Some(at)) => {
-                        self.add_replica(&at);
+                        self.add_successor(&at);
                         self.report_places(None);
                     }
                     Ok(None) => self.look_again(TURN),
@@ -218,6 +227,58 @@ impl Draft<'_> {
             self.look_again(left);
         }
         is_back
+    }
+
+    /// Replicas that failed before they were ever filled: whatever kept them from it may keep others from it, too.
+    fn unfilled(&self) -> impl Iterator<Item = &ReplicaSpec> {
+        let is_unfilled = |r: &&ReplicaSpec| r.healthy_at.is_empty() && !r.failed_at.is_empty();
+        self.replicas.values().filter(is_unfilled).filter(|r| !r.eviction_requested)
+    }
+
+    /// True while one that failed before it was filled is left alone.
+    fn was_just_tried(&mut self) -> bool {
+        let left = |r: &ReplicaSpec| tries_again_after(r).checked_sub(age(&r.failed_at, self.o.now)?);
+        let left = self.unfilled().filter_map(left).max().filter(|left| !left.is_zero());
+        left.into_iter().for_each(|left| self.look_again(left));
+        left.is_some()
+    }
+
+    /// How long a replica that failed before it was filled stays.
+    fn patience_with(&self, unfilled: &ReplicaSpec) -> Duration {
+        let is_move = !unfilled.hard_node_affinity.is_empty();
+        let own = if is_move { MOVE_AGAIN } else { tries_again_after(unfilled) };
+        own.max(self.o.settings.replenishment_wait())
+    }
+
+    /// A place on the nodes of those that failed before they were filled, and have had their time, where there is none elsewhere: on
+    /// another disk, or else beside them, since what is in their directories may be what is wrong. `None`: one has not had its time, or
+    /// there is no place.
+    fn place_again(&mut self, fill: u64) -> Option<Option<Placement>> {
+        let left = |r: &ReplicaSpec| self.patience_with(r).checked_sub(age(&r.failed_at, self.o.now)?);
+        let left = self.unfilled().filter_map(left).max();
+        if let Some(left) = left.filter(|left| !left.is_zero()) {
+            self.look_again(left);
+            return None;
+        }
+        let (want, residents) = (self.want(fill), self.residents());
+        let is_unfilled = |name: &str| self.replicas.get(name).is_some_and(|r| r.healthy_at.is_empty());
+        let mut others = residents.clone();
+        for tried in others.iter_mut().filter(|r| r.failed && is_unfilled(&r.name)) {
+            (tried.failed, tried.leaving) = (false, true);
+        }
+        let at = place(self.o.cluster, &want, &others).or_else(|_| place(self.o.cluster, &want, &residents));
+        let at = at.ok()?;
+        Some((!self.is_crowded(&at.node)).then_some(at))
+    }
+
+    /// Makes a replica that knows how many were tried before it.
+    fn add_successor(&mut self, at: &Placement) {
+        let tried =
+            self.unfilled().map(|r| r.rebuild_retry_count.saturating_add(1)).max().unwrap_or_default();
+        let name = self.add_copy(at, CloneOrigin::default());
+        if let Some(spec) = self.replicas.get_mut(&name) {
+            spec.rebuild_retry_count = tried;
+        }
     }
 
     /// For how long the engine serves; `None`: it does not, or nobody says so.
@@ -309,8 +370,8 @@ impl Draft<'_> {
     }
 
     /// True for a replica that was made to take another one's place and is not filled yet: it is not one too many. One that
-    /// failed before it was stays for as long as a failed one is waited for: nothing moves while it is there, or a disk that
-    /// cannot take a replica would be filled again and again.
+    /// failed before it was stays for a while: nothing moves while it is there, or a disk that cannot take a replica would be filled
+    /// again and again.
     fn is_moving_in(&mut self, resident: &Resident) -> bool {
         let Some(spec) = self.replicas.get(&resident.name) else { return false };
         let is_made_for_it = !spec.hard_node_affinity.is_empty() && spec.healthy_at.is_empty();
@@ -318,7 +379,7 @@ impl Draft<'_> {
             return false;
         }
         let Some(failed) = age(&spec.failed_at, self.o.now) else { return true };
-        let left = self.o.settings.replenishment_wait().checked_sub(failed).filter(|left| !left.is_zero());
+        let left = self.patience_with(spec).checked_sub(failed).filter(|left| !left.is_zero());
         left.into_iter().for_each(|left| self.look_again(left));
         left.is_some()
     }
@@ -544,20 +605,20 @@ impl Draft<'_> {
     }
 
     /// A replica that failed long ago, while others hold the data, and is not back: one that is being filled lacks less than one in
-    /// its place would.
+    /// its place would. One that was never filled goes once another one is there in its place.
     fn stale(&self, residents: &[Resident]) -> Option<String> {
         let own = u64::try_from(self.o.volume.spec.stale_replica_timeout).unwrap_or_default();
         let minutes = if own > 0 { own } else { STALE_MINUTES };
         let limit = Duration::from_secs(minutes.saturating_mul(60));
-        // What was never filled is worth no waiting, and keeps its node from the next one.
-        let unfilled = self.o.settings.replenishment_wait().min(limit);
+        let is_replaced = residents.iter().filter(|r| !r.failed && !r.leaving).count() >= self.wanted();
         if !residents.iter().any(|r| r.healthy && !r.failed) {
             return None;
         }
         let is_stale = |(name, spec): &(&String, &ReplicaSpec)| {
-            let limit = if spec.healthy_at.is_empty() { unfilled } else { limit };
-            let is_old = age(&spec.failed_at, self.o.now).is_some_and(|a| a > limit);
-            is_old && self.mode(name) != Some(ReplicaMode::WriteOnly)
+            let was_filled = !spec.healthy_at.is_empty();
+            let limit = if was_filled { limit } else { self.patience_with(spec).min(limit) };
+            let is_old = age(&spec.failed_at, self.o.now).is_some_and(|a| a >= limit);
+            is_old && (was_filled || is_replaced) && self.mode(name) != Some(ReplicaMode::WriteOnly)
         };
         self.replicas.iter().find(is_stale).map(|(name, _)| name.clone())
     }
@@ -569,6 +630,13 @@ impl Draft<'_> {
         let left = self.replicas.iter().filter(|(_, spec)| spec.failed_at.is_empty());
         left.filter(|(name, _)| !rests(self.replica_state(name))).map(|(name, _)| name.clone()).collect()
     }
+}
+
+/// How long a replica that failed before it was filled is left alone.
+fn tries_again_after(unfilled: &ReplicaSpec) -> Duration {
+    let tried = u32::try_from(unfilled.rebuild_retry_count).unwrap_or_default();
+    let factor = 1_u32.checked_shl(tried).unwrap_or(u32::MAX);
+    TRY_AGAIN.saturating_mul(factor).min(TRY_AGAIN_MAX)
 }
 
 /// True while all of them hold everything and stay: only then one more is moved.

@@ -1,6 +1,7 @@
 //! Replicas that move though nothing is wrong with them: to spread them better, and to be where the volume is used.
 
 use super::*;
+use crate::schedule::Disk;
 
 /// With two replicas in one zone while another one has none, since that had no room before.
 fn crowded(balance: &str) -> World {
@@ -129,6 +130,68 @@ fn a_node_on_which_a_replica_never_came_up_gets_no_second_one_before_that_is_giv
     world.rebuilds_end = true;
     world.pass(120);
     assert_eq!((world.nodes(), world.status().robustness), (vec!["n1", "n2", "n4"], Robustness::Healthy));
+}
+
+/// How many replicas are made in so many minutes of which none is ever filled.
+fn made_in_vain(world: &mut World, minutes: usize) -> usize {
+    let (known, before) = (world.replicas.clone(), world.made);
+    for _ in 0..minutes * 12 {
+        world.pass(5);
+        world.cut_off.extend(world.replicas.keys().filter(|name| !known.contains_key(*name)).cloned());
+    }
+    world.made - before
+}
+
+#[test]
+fn replicas_that_cannot_be_filled_are_made_seldom_however_short_failed_ones_are_waited_for() {
+    let wait = ("replica-replenishment-wait-interval", "0");
+    let mut missing = World::attached_to("n1");
+    missing.settings = Settings::of([wait]);
+    missing.rebuilds_end = false;
+    missing.up.remove("n3");
+    missing.cluster.nodes.get_mut("n3").unwrap().schedulable = false;
+    let mut leaving = World::attached_to("n1");
+    leaving.settings = Settings::of([wait]);
+    leaving.rebuilds_end = false;
+    leaving.cluster.nodes.get_mut("n3").unwrap().emptying = Emptying::All;
+    let mut moving = crowded("least-effort");
+    moving.settings = Settings::of([wait, ("replica-auto-balance", "least-effort")]);
+    moving.rebuilds_end = false;
+    for (what, world) in [("missing", &mut missing), ("leaving", &mut leaving), ("moving", &mut moving)] {
+        let made = made_in_vain(world, 10);
+        assert!((1..=4).contains(&made), "{what}: {made}");
+        let later = made_in_vain(world, 60);
+        assert!((1..=6).contains(&later), "{what}: another one is tried, and ever more seldom: {later}");
+        world.cut_off.clear();
+        world.rebuilds_end = true;
+        world.settle();
+        world.pass(3600);
+        world.pass(3600);
+        assert_eq!(world.status().robustness, Robustness::Healthy, "{what}");
+        assert!(world.replicas.values().all(|r| r.spec.rebuild_retry_count == 0), "{what}");
+    }
+}
+
+#[test]
+fn one_that_failed_before_it_was_filled_goes_once_another_one_is_there() {
+    let mut world = World::attached_to("n1");
+    world.settings = Settings::of([("replica-replenishment-wait-interval", "0")]);
+    world.rebuilds_end = false;
+    let disk = Disk { schedulable: true, maximum: 1000, available: 1000, ..Disk::default() };
+    world.cluster.nodes.get_mut("n4").unwrap().disks.insert("n4-e".into(), disk);
+    world.up.remove("n3");
+    world.cluster.nodes.get_mut("n3").unwrap().schedulable = false;
+    world.settle();
+    let first = world.replica_on("n4");
+    world.cut_off.insert(first.clone());
+    world.pass(1);
+    world.pass(59);
+    assert!(world.replicas.contains_key(&first) && world.nodes() == ["n1", "n2", "n3", "n4"]);
+    world.pass(2);
+    let second = world.replica_on("n4");
+    assert_ne!(first, second);
+    let spec = &world.replicas[&second].spec;
+    assert_eq!((spec.disk_id.as_str(), spec.rebuild_retry_count), ("n4-e", 1), "on another disk");
 }
 
 fn near(replicas: i64) -> World {

@@ -51,6 +51,8 @@ pub(super) struct World {
     pub(super) rebuilds_end: bool,
     /// An engine that has served still says so when too few of its replicas are left for a majority.
     pub(super) engine_waits_running: bool,
+    /// Replicas that were made.
+    pub(super) made: usize,
     /// Two replicas are on one node.
     pub(super) crowded: bool,
     pub(super) told: Vec<&'static str>,
@@ -95,6 +97,7 @@ impl World {
             unfit: BTreeSet::new(),
             rebuilds_end: true,
             engine_waits_running: false,
+            made: 0,
             crowded: false,
             told: Vec::new(),
             wishes: Vec::new(),
@@ -163,6 +166,7 @@ impl World {
                 assert!(self.engines.insert(name.clone(), Engine::new(&name, *spec)).is_none());
             }
             Action::CreateReplica(name, spec) => {
+                self.made += 1;
                 assert!(self.replicas.insert(name.clone(), Replica::new(&name, *spec)).is_none());
             }
             Action::SetEngine(name, spec) => {
