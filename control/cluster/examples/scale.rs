@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use control::chain::Layer;
 use lh_block::Generation;
@@ -44,6 +44,7 @@ struct PretendedNode {
     file: PathBuf,
     processes: Mutex<Processes>,
     bell: Notify,
+    begun: Instant,
 }
 
 impl PretendedNode {
@@ -54,10 +55,10 @@ impl PretendedNode {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Processes::default(),
             Err(e) => return Err(e),
         };
-        let bell = Notify::new();
+        let (bell, begun) = (Notify::new(), Instant::now());
         // As with the first list of real processes: what is there is news.
         bell.notify_one();
-        Ok(Self { name, file, processes: Mutex::new(processes), bell })
+        Ok(Self { name, file, processes: Mutex::new(processes), bell, begun })
     }
 
     fn processes(&self) -> MutexGuard<'_, Processes> {
@@ -145,7 +146,9 @@ impl Agent for PretendedNode {
             mode: ReplicaMode::ReadWrite,
             ..EngineReplica::default()
         };
-        let head = Layer { created: "2026-01-01T00:00:00Z".to_owned(), allocated: 4096, ..Layer::default() };
+        // All volumes are written to: a block more with every round.
+        let allocated = 4096 * (1 + self.begun.elapsed().as_secs() / 5);
+        let head = Layer { created: "2026-01-01T00:00:00Z".to_owned(), allocated, ..Layer::default() };
         Some(EngineView {
             up: true,
             size: engine.size,

@@ -161,6 +161,7 @@ struct Context {
     leadership: Leadership,
     certificate: webhook::Certificate,
     orphans_seen: Mutex<orphans::Seen>,
+    sizes: Mutex<engines::Sizes>,
 }
 
 impl Context {
@@ -271,6 +272,7 @@ pub async fn run(
         leadership,
         certificate,
         orphans_seen: Mutex::default(),
+        sizes: Mutex::default(),
     });
     tokio::select! {
         biased;

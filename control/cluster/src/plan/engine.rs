@@ -47,6 +47,8 @@ pub struct Observed<'a> {
     pub view: Option<&'a EngineView>,
     /// Where relays reach it, if it is one that listens.
     pub relay_address: &'a str,
+    /// None of its layers has grown or shrunk for a while.
+    pub rests: bool,
     /// How its rebuilds should be held back; `None`: nobody here knows.
     pub rebuild_limits: Option<RebuildLimits>,
     /// The time.
@@ -246,7 +248,7 @@ fn serve(o: &Observed<'_>, view: &EngineView, status: &mut EngineStatus, actions
     if view.up || !goes_on {
         follow_replicas(view, status, &now);
     }
-    follow_chain(view, status);
+    follow_chain(view, o.rests, status);
     if status.relaying {
         return;
     }
@@ -362,8 +364,9 @@ fn follow_replicas(view: &EngineView, status: &mut EngineStatus, now: &str) {
     status.rebuild_status = rebuilds;
 }
 
-/// The chain of layers, if it is known. It stays as it was while it cannot be read.
-fn follow_chain(view: &EngineView, status: &mut EngineStatus) {
+/// The chain of layers, if it is known. It stays as it was while it cannot be read. How large a layer that is being written has become is
+/// told roughly, and exactly once it rests: each time would be a write of the Engine and of its Volume.
+fn follow_chain(view: &EngineView, rests: bool, status: &mut EngineStatus) {
     let Some(chain) = &view.chain else { return };
     let name = |layer: &str| if layer.is_empty() { "volume-head".to_owned() } else { layer.to_owned() };
     let one = |layer: &control::chain::Layer| {
@@ -380,7 +383,23 @@ fn follow_chain(view: &EngineView, status: &mut EngineStatus) {
         };
         (info.name.clone(), info)
     };
-    status.snapshots = chain.iter().map(one).collect();
+    let now = chain.iter().map(one).collect();
+    if rests || !is_about(&status.snapshots, &now) {
+        status.snapshots = now;
+    }
+}
+
+/// A change of a layer's size below this many bytes is told once the layer rests.
+const ROUGHLY: u64 = 16 << 20;
+
+/// True if nothing differs but sizes, and those by little.
+fn is_about(told: &BTreeMap<String, SnapshotInfo>, now: &BTreeMap<String, SnapshotInfo>) -> bool {
+    let bytes = |layer: &SnapshotInfo| layer.size.parse::<u64>().unwrap_or_default();
+    let is_near = |a: &SnapshotInfo, b: &SnapshotInfo| {
+        let step = (bytes(a) / 1000).max(ROUGHLY);
+        bytes(a).abs_diff(bytes(b)) < step && SnapshotInfo { size: a.size.clone(), ..b.clone() } == *a
+    };
+    told.len() == now.len() && told.iter().all(|(name, a)| now.get(name).is_some_and(|b| is_near(a, b)))
 }
 
 /// Of an engine without a process nothing is known but its past.

@@ -5,10 +5,10 @@
 
 pub mod unnamed;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{FINALIZER, written};
-use crate::api::{Engine, InstanceState, Snapshot, SnapshotStatus, Volume};
+use crate::api::{Engine, EngineStatus, InstanceState, Snapshot, SnapshotInfo, SnapshotStatus, Volume};
 use k8s_openapi::jiff::Timestamp;
 
 /// The label of a snapshot that was taken to copy a volume, and goes with the copy, which it names.
@@ -175,6 +175,22 @@ pub fn ticket(
     }
 }
 
+/// True if an engine tells something by which a snapshot of its volume could be decided on otherwise. How much the head has grown, how
+/// far a rebuild is and the like is nothing to snapshots.
+pub fn is_news(before: &Engine, now: &Engine) -> bool {
+    type Layers = BTreeMap<String, SnapshotInfo>;
+    let layers = |status: Option<&EngineStatus>| -> Layers {
+        let mut layers = status.map(|s| s.snapshots.clone()).unwrap_or_default();
+        layers.entry(HEAD.to_owned()).and_modify(|head| head.size.clear());
+        layers
+    };
+    let state = |status: Option<&EngineStatus>| {
+        status.map(|s| (s.current_state, s.relaying, s.waiting_for.is_empty(), s.owner_id.clone()))
+    };
+    let (old, new) = (before.status.as_ref(), now.status.as_ref());
+    before.spec != now.spec || state(old) != state(new) || layers(old) != layers(new)
+}
+
 /// Decides for one snapshot of a volume whose engine runs here, or whose volume is gone.
 pub fn plan(o: &Observed<'_>) -> Vec<Action> {
     let is_going = o.snapshot.metadata.deletion_timestamp.is_some();
@@ -292,6 +308,32 @@ mod tests {
             ..EngineStatus::default()
         });
         engine
+    }
+
+    #[test]
+    fn what_a_head_has_grown_is_no_news_for_snapshots_and_all_else_of_a_chain_is() {
+        let before = engine(InstanceState::Running, &[("s1", false)]);
+        let changed = |change: fn(&mut EngineStatus)| {
+            let mut now = before.clone();
+            change(now.status.as_mut().unwrap());
+            is_news(&before, &now)
+        };
+        assert!(!changed(|_| {}) && !changed(|s| s.replica_reasons = [("r".into(), "slow".into())].into()));
+        assert!(!changed(|s| s.snapshots.get_mut(HEAD).unwrap().size = "8192".into()));
+        assert!(changed(|s| s.snapshots.get_mut("s1").unwrap().size = "8192".into()), "it tells its size");
+        for change in [
+            (|s: &mut EngineStatus| s.snapshots.get_mut("s1").unwrap().removed = true)
+                as fn(&mut EngineStatus),
+            |s| s.snapshots.get_mut(HEAD).unwrap().created = "2026-01-02T00:00:00Z".into(),
+            |s| drop(s.snapshots.remove("s1")),
+            |s| s.current_state = InstanceState::Stopped,
+            |s| s.waiting_for = "replicas".into(),
+        ] {
+            assert!(changed(change));
+        }
+        let mut elsewhere = before.clone();
+        elsewhere.spec.node_id = "n2".into();
+        assert!(is_news(&before, &elsewhere));
     }
 
     fn decide(snapshot: &Snapshot, volume: Option<&Volume>, engine: Option<&Engine>) -> (Vec<Action>, bool) {

@@ -23,12 +23,13 @@ use super::certificate::SECRET;
 use super::clients::was_silent;
 use super::desk::Desk;
 use super::queue::{Lane, Laned};
-use super::shelf::{Item, Shelf};
+use super::shelf::{Item, Shelf, Told};
 use crate::api::{
     Engine, EngineImage, InstanceManager, Node, Orphan, Replica, Setting, Snapshot, Volume, VolumeAttachment,
 };
 use crate::plan::instance_manager::{RunBy, TEMPLATE};
 use crate::plan::orphan::volume_of;
+use crate::plan::snapshot::is_news;
 use crate::plan::trim::pending;
 use crate::settings::{Given, Settings};
 
@@ -227,14 +228,22 @@ impl Local {
         let of_node = format!("{NODE_FIELD}={here}");
         let named = |name: &str| format!("metadata.name={name}");
         let local = Self {
-            volumes: to.watch(desk.watched(), &of_node, trim_request),
-            engines: to.watch(desk.watched(), &of_node, |e: &Engine| {
-                vec![Key::Engine(e.name_any()), Key::Snapshots(e.spec.volume_name.clone())]
+            volumes: to.watch_changes(desk.watched(), &of_node, |told: &Told<Volume>| {
+                // Its engine may have been heard of before it.
+                let came = told.before.is_none().then(|| Key::Snapshots(told.object.name_any()));
+                trim_request(&told.object).into_iter().chain(came).collect()
+            }),
+            engines: to.watch_changes(desk.watched(), &of_node, |told: &Told<Engine>| {
+                let engine = Key::Engine(told.object.name_any());
+                [engine].into_iter().chain(news_for_snapshots(told)).collect()
             }),
             // What replicas take of a disk is told with the next round.
             replicas: to.watch(desk.watched(), &of_node, |r: &Replica| vec![Key::Replica(r.name_any())]),
-            snapshots: to.watch(desk.watched(), "", |s: &Snapshot| {
-                vec![Key::Snapshot(s.name_any()), Key::Volume(s.spec.volume.clone())]
+            snapshots: to.watch_changes(desk.watched(), "", |told: &Told<Snapshot>| {
+                let (name, volume) = (told.object.name_any(), &told.object.spec.volume);
+                // Another snapshot of that name may be without a resource now.
+                let went = (!told.is_there).then(|| Key::Snapshots(volume.clone()));
+                [Key::Snapshot(name), Key::Volume(volume.clone())].into_iter().chain(went).collect()
             }),
             nodes: to.watch(desk.watched(), &named(here), |_| vec![Key::Here]),
             settings: to.watch(desk.watched(), "", |s: &Setting| {
@@ -308,9 +317,9 @@ impl Global {
                     .chain(trim_request(v))
                     .collect()
             }),
-            engines: to.watch(desk.watched(), "", |e: &Engine| {
-                let volume = || e.spec.volume_name.clone();
-                vec![Key::Volume(volume()), Key::Snapshots(volume())]
+            engines: to.watch_changes(desk.watched(), "", |told: &Told<Engine>| {
+                let volume = Key::Volume(told.object.spec.volume_name.clone());
+                [volume].into_iter().chain(news_for_snapshots(told)).collect()
             }),
             replicas: to
                 .watch(desk.watched(), "", |r: &Replica| vec![Key::Volume(r.spec.volume_name.clone())]),
@@ -343,6 +352,12 @@ impl Global {
     }
 }
 
+/// What has to be looked at where an engine tells something that a snapshot depends on.
+fn news_for_snapshots(told: &Told<Engine>) -> Option<Key> {
+    let is_news = told.before.as_ref().is_none_or(|before| is_news(before, &told.object));
+    is_news.then(|| Key::Snapshots(told.object.spec.volume_name.clone()))
+}
+
 /// Watches that are being begun.
 struct Watches<'a> {
     desk: &'a Desk,
@@ -358,6 +373,16 @@ impl Watches<'_> {
         fields: &str,
         keys: impl Fn(&K) -> Vec<Key> + Send + 'static,
     ) -> Shelf<K> {
+        self.watch_changes(api, fields, move |told: &Told<K>| keys(&told.object))
+    }
+
+    /// The same where it matters what has changed.
+    fn watch_changes<K: Item>(
+        &mut self,
+        api: Api<K>,
+        fields: &str,
+        keys: impl Fn(&Told<K>) -> Vec<Key> + Send + 'static,
+    ) -> Shelf<K> {
         let config = watcher::Config::default();
         let config = if fields.is_empty() { config } else { config.fields(fields) };
         let shelf = Shelf::new();
@@ -371,7 +396,7 @@ async fn follow<K: Item>(
     events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send,
     news: Arc<News>,
     shelf: Shelf<K>,
-    keys: impl Fn(&K) -> Vec<Key> + Send,
+    keys: impl Fn(&Told<K>) -> Vec<Key> + Send,
 ) {
     // Who wrote which field is as large as the object itself, and nobody asks for it.
     let lean = |object: &mut K| object.meta_mut().managed_fields = None;
@@ -381,7 +406,7 @@ async fn follow<K: Item>(
             Ok(event) => {
                 let changed = shelf.hear(event);
                 if !changed.is_empty() {
-                    news.tell(changed.iter().flat_map(|object| keys(object)));
+                    news.tell(changed.iter().flat_map(&keys));
                 }
             }
             Err(e) => {

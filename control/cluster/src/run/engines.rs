@@ -1,10 +1,13 @@
 //! The engines of this node: their processes, and what is said of them (`crate::plan::engine`).
 
+use std::collections::BTreeMap;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use kube::ResourceExt;
 use kube::api::ListParams;
 use lh_block::Generation;
+use tokio::time::Instant;
 
 use super::cache::instance_manager;
 use super::desk::{Desk, Done, ReconcileError};
@@ -12,7 +15,7 @@ use super::key::lay_key;
 use super::processes::{SOON, engines_of, resource_of, tell_failure};
 use super::queue::Outcome;
 use super::{Context, authority, programs};
-use crate::agent::{AgentError, EngineStart, Part, RebuildLimits};
+use crate::agent::{AgentError, EngineStart, EngineView, Part, RebuildLimits};
 use crate::api::{DesireState, Engine, EngineSpec, Quorum, Replica, Volume};
 use crate::plan::served::may_begin_with;
 use crate::plan::upgrade::{Images, target};
@@ -20,6 +23,33 @@ use crate::plan::{Event, engine, volume_of_engine, written};
 
 /// How often something that others have to finish first is looked at.
 const LATER: Duration = Duration::from_secs(10);
+
+/// A layer that has not grown for so long rests: its size is told to the byte then.
+const RESTS: Duration = Duration::from_secs(60);
+
+/// How large the layers of this node's engines were when they were asked last, and since when, by the engine's name.
+#[derive(Debug, Default)]
+pub(super) struct Sizes(BTreeMap<String, (Vec<u64>, Instant)>);
+
+impl Sizes {
+    /// True if the layers of an engine have not changed for a while.
+    fn rest(&mut self, engine: &str, view: Option<&EngineView>, now: Instant) -> bool {
+        let Some(chain) = view.and_then(|view| view.chain.as_ref()) else {
+            self.0.remove(engine);
+            return false;
+        };
+        let sizes: Vec<u64> = chain.iter().map(|layer| layer.allocated).collect();
+        let known = self.0.entry(engine.to_owned()).or_insert_with(|| (sizes.clone(), now));
+        if known.0 != sizes {
+            *known = (sizes, now);
+        }
+        now.saturating_duration_since(known.1) >= RESTS
+    }
+}
+
+fn sizes_rest(context: &Context, engine: &str, view: Option<&EngineView>) -> bool {
+    context.sizes.lock().unwrap_or_else(PoisonError::into_inner).rest(engine, view, Instant::now())
+}
 
 /// Looks at an engine.
 pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
@@ -35,6 +65,7 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
 async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
     let (cache, here) = (&context.cache, context.options.node.as_str());
     let Some(resource) = resource_of(context, &cache.engines, name).await? else {
+        sizes_rest(context, name, None);
         return end_what_was_left(context, name).await;
     };
     let processes = context.agent.processes().await?;
@@ -55,6 +86,7 @@ async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
         programs: programs::of_process(context, images, process).await,
         view: view.as_ref(),
         rebuild_limits: rebuild_limits(context, &resource.spec.volume_name),
+        rests: sizes_rest(context, name, view.as_ref()),
         relay_address: &process.map(|p| context.agent.relay_address(name, p)).unwrap_or_default(),
         now: context.desk.now(),
     });

@@ -39,6 +39,17 @@ impl<K> Clone for Shelf<K> {
     }
 }
 
+/// What a watch told of an object.
+#[derive(Debug)]
+pub(super) struct Told<K> {
+    /// The object, or what it was when it went.
+    pub(super) object: Arc<K>,
+    /// What it was before; `None`: it came or went.
+    pub(super) before: Option<Arc<K>>,
+    /// False for one that went.
+    pub(super) is_there: bool,
+}
+
 struct Content<K> {
     objects: BTreeMap<String, Arc<K>>,
     of: BTreeMap<String, BTreeSet<String>>,
@@ -49,7 +60,7 @@ struct Content<K> {
 }
 
 impl<K: Item> Content<K> {
-    fn put(&mut self, object: K) {
+    fn put(&mut self, object: K) -> Told<K> {
         self.changes += 1;
         let name = object.name_any();
         let before = self.objects.get(&name).cloned();
@@ -62,7 +73,9 @@ impl<K: Item> Content<K> {
                 self.of.entry(object.owner().to_owned()).or_default().insert(name.clone());
             }
         }
-        self.objects.insert(name, Arc::new(object));
+        let object = Arc::new(object);
+        self.objects.insert(name, Arc::clone(&object));
+        Told { object, before, is_there: true }
     }
 
     fn take(&mut self, name: &str) {
@@ -84,7 +97,7 @@ impl<K: Item> Content<K> {
     }
 
     /// Puts what a whole list told in place of everything. Gives back what differs, of both.
-    fn replace_all(&mut self) -> Vec<Arc<K>> {
+    fn replace_all(&mut self) -> Vec<Told<K>> {
         let listed = std::mem::take(&mut self.listed);
         let gone: Vec<Arc<K>> = self
             .objects
@@ -95,12 +108,12 @@ impl<K: Item> Content<K> {
         for object in &gone {
             self.take(&object.name_any());
         }
-        let mut changed = gone;
+        let gone = gone.into_iter().map(|object| Told { object, before: None, is_there: false });
+        let mut changed: Vec<Told<K>> = gone.collect();
         for (name, object) in listed {
             let before = self.objects.get(&name).and_then(|before| before.resource_version());
             if before.is_none() || before != object.resource_version() {
-                self.put(object);
-                changed.extend(self.objects.get(&name).cloned());
+                changed.push(self.put(object));
             }
         }
         changed
@@ -128,17 +141,13 @@ impl<K: Item> Shelf<K> {
     }
 
     /// Takes in what a watch told. Gives back the objects that are news.
-    pub(super) fn hear(&self, event: Event<K>) -> Vec<Arc<K>> {
+    pub(super) fn hear(&self, event: Event<K>) -> Vec<Told<K>> {
         let mut content = self.write();
         match event {
-            Event::Apply(object) => {
-                let name = object.name_any();
-                content.put(object);
-                content.objects.get(&name).cloned().into_iter().collect()
-            }
+            Event::Apply(object) => vec![content.put(object)],
             Event::Delete(object) => {
                 content.take(&object.name_any());
-                vec![Arc::new(object)]
+                vec![Told { object: Arc::new(object), before: None, is_there: false }]
             }
             Event::Init => {
                 content.listed.clear();
@@ -214,7 +223,8 @@ mod tests {
         for one in all {
             assert!(shelf.hear(Event::InitApply(one.clone())).is_empty());
         }
-        names(&shelf.hear(Event::InitDone))
+        let told = shelf.hear(Event::InitDone).into_iter();
+        names(&told.map(|told| told.object).collect::<Vec<_>>())
     }
 
     #[test]

@@ -47,6 +47,7 @@ fn decide(engine: &Engine, process: Option<&ProcessView>, view: Option<&EngineVi
         programs: RUNS,
         view,
         relay_address: "unix:/relay",
+        rests: true,
         rebuild_limits: None,
         now: now(),
     })
@@ -200,6 +201,7 @@ fn one_that_gave_up_is_tried_again_after_a_while() {
         programs: RUNS,
         view: None,
         relay_address: "",
+        rests: true,
         rebuild_limits: None,
         now: now() + RETRY,
     };
@@ -239,6 +241,7 @@ fn another_program_takes_over_while_the_engine_is_said_to_run() {
             programs,
             view,
             relay_address: "",
+            rests: true,
             rebuild_limits: None,
             now: now(),
         })
@@ -406,6 +409,7 @@ fn a_stay_begins_before_anything_is_started_and_once_what_was_here_is_gone() {
             programs: RUNS,
             view: None,
             relay_address: "",
+            rests: true,
             rebuild_limits: None,
             now: now() + Duration::from_secs(after),
         });
@@ -439,4 +443,50 @@ fn one_that_waits_for_its_replicas_hears_where_they_are() {
     let add = Action::AddReplica { name: "c".into(), address: "unix:/c".into() };
     let moved = Action::AddReplica { name: "b".into(), address: "unix:/b".into() };
     assert_eq!(told, [&add, &moved], "none is given up");
+}
+
+#[test]
+fn how_large_a_layer_is_is_told_roughly_while_it_is_written_and_exactly_once_it_rests() {
+    const MIB: u64 = 1 << 20;
+    let running = process(InstanceState::Running);
+    let chain = |head: u64, names: &[&str]| {
+        let layer = |name: &str, allocated| control::chain::Layer {
+            name: name.into(),
+            allocated,
+            ..control::chain::Layer::default()
+        };
+        let all = names.iter().map(|name| layer(name, 4096)).chain([layer("", head)]);
+        EngineView { chain: Some(all.collect()), ..view(true, &[("a", ReplicaMode::ReadWrite)]) }
+    };
+    let mut engine = engine("n1", DesireState::Running, &["a"]);
+    let tell = |engine: &Engine, view: &EngineView, rests| {
+        let observed = Observed {
+            engine,
+            node: "n1",
+            instance_manager: "im",
+            process: Some(&running),
+            programs: RUNS,
+            view: Some(view),
+            relay_address: "unix:/relay",
+            rests,
+            rebuild_limits: None,
+            now: now(),
+        };
+        plan(&observed)
+    };
+    let size = |actions: &[Action]| status_in(actions).snapshots["volume-head"].size.clone();
+    engine.status = Some(status_in(&tell(&engine, &chain(0, &["s1"]), false)));
+    assert_eq!(tell(&engine, &chain(4096, &["s1"]), false), [], "nobody has to know at once");
+    assert_eq!(size(&tell(&engine, &chain(4096, &["s1"]), true)), "4096", "once it rests it is told");
+    let much = 16 * MIB;
+    assert_eq!(size(&tell(&engine, &chain(much, &["s1"]), false)), much.to_string());
+    assert_eq!(
+        size(&tell(&engine, &chain(4096, &["s1", "s2"]), false)),
+        "4096",
+        "with all else of the chain"
+    );
+    engine.status = Some(status_in(&tell(&engine, &chain(100_000 * MIB, &["s1"]), false)));
+    assert_eq!(tell(&engine, &chain(100_099 * MIB, &["s1"]), false), []);
+    assert_eq!(tell(&engine, &chain(99_901 * MIB, &["s1"]), false), [], "of a large one by a thousandth");
+    assert!(!tell(&engine, &chain(100_100 * MIB, &["s1"]), false).is_empty());
 }
