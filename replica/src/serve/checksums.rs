@@ -48,7 +48,7 @@ impl Checksums {
 
     /// Those of two snapshots' layers, for a fold of one into the other.
     pub(super) fn of_both(&self, store: &Store, upper: LayerNo, lower: LayerNo) -> Option<FoldedChecksums> {
-        FoldedChecksums::open(&self.directory, store.layer_file(upper), store.layer_file(lower))
+        FoldedChecksums::open(&self.directory, store, upper, lower)
     }
 
     /// Lets go of the file of a layer that is gone.

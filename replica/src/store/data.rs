@@ -430,6 +430,12 @@ impl Store {
         load::own(&layer.file, layer.length, layer.zero.as_ref(), range, layer.look)
     }
 
+    /// All blocks that are zero by a layer's zero map.
+    pub(super) fn zeroes(&self, layer: LayerNo) -> RangeSet {
+        let layer = self.at(layer);
+        layer.zero.as_ref().map(|zero| zero.zeroes(0..layer.length.div_ceil(BLOCK))).unwrap_or_default()
+    }
+
     /// The blocks of the range that read as data through the chain below a rank, or will when a fold has ended.
     pub(super) fn held_below(&self, range: Range<u64>, rank: u8) -> io::Result<RangeSet> {
         let (mut rest, mut held) = (RangeSet::default(), RangeSet::default());

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,8 +10,10 @@ use lh_block::Extent;
 use lh_wire::BlockState;
 
 use super::super::ENGINE;
+use super::super::data::Store;
 use super::super::disk;
 use super::super::id::LAYER_ATTRIBUTE;
+use super::super::layer::LayerNo;
 use super::super::load::{blocks, bytes};
 use super::super::ranges::RangeSet;
 use super::sums::{Sums, Version};
@@ -95,20 +98,27 @@ impl LayerChecksums {
 pub struct FoldedChecksums {
     upper: Sums,
     lower: Sums,
+    /// Blocks that are zero by the upper layer's zero map: of neither anything is left there.
+    zero: RangeSet,
+    /// Those by the map of either.
+    hidden: RangeSet,
 }
 
 impl FoldedChecksums {
     /// `None`: not both have checksums of the file as it is now.
-    pub fn open(directory: &Path, upper: &Arc<File>, lower: &Arc<File>) -> Option<Self> {
-        let (upper, lower) =
-            (LayerChecksums::open(directory, upper)?.sums, LayerChecksums::open(directory, lower)?.sums);
-        Some(Self { upper, lower })
+    pub fn open(directory: &Path, store: &Store, upper: LayerNo, lower: LayerNo) -> Option<Self> {
+        let sums = |layer| Some(LayerChecksums::open(directory, store.layer_file(layer))?.sums);
+        let (upper_sums, lower_sums) = (sums(upper)?, sums(lower)?);
+        let zero = store.zeroes(upper);
+        let mut hidden = store.zeroes(lower);
+        hidden.append(&zero);
+        Some(Self { upper: upper_sums, lower: lower_sums, zero, hidden })
     }
 
-    /// The checksum that a block has where both are one. `None`: none, or it is damaged.
-    pub(in super::super) fn sum_of(&mut self, block: u64) -> Option<u32> {
-        let upper = self.upper.next(block..block + 1).ok()?;
-        let found = if upper.is_some() { upper } else { self.lower.next(block..block + 1).ok()? };
-        found.map(|(_, sum)| sum)
+    /// As [`Sums::next`], where both are one.
+    pub(in super::super) fn next(&mut self, range: Range<u64>) -> io::Result<Option<(u64, u32)>> {
+        let upper = self.upper.next_outside(range.clone(), &self.zero)?;
+        let before = range.start..upper.map_or(range.end, |(block, _)| block);
+        Ok(self.lower.next_outside(before, &self.hidden)?.or(upper))
     }
 }

@@ -11,4 +11,4 @@ mod sums;
 pub use attached::{BlockSum, FoldedChecksums, LayerChecksums, Verdict};
 pub(super) use crc64::Crc64;
 pub(super) use longhorn::{Recorded, file_name};
-pub(super) use sums::{NEW_CHECKSUM, Sums, SumsWriter, Version, sweep};
+pub(super) use sums::{NEW_CHECKSUM, Sums, SumsWriter, Version, page_end, sweep};

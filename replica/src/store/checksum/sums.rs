@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use super::super::disk;
 use super::super::fs::{Fs, NEW};
 use super::super::id::Id;
+use super::super::ranges::RangeSet;
 
 const MAGIC: &[u8; 8] = b"LHsums1\n";
 const PAGE: usize = 4096;
@@ -213,7 +214,7 @@ impl Sums {
         let end = range.end.min(self.pages.saturating_sub(1) * BLOCKS_U64);
         while block < end {
             self.read_page(block / BLOCKS_U64 + 1)?;
-            let page_end = end.min((block / BLOCKS_U64 + 1) * BLOCKS_U64);
+            let page_end = end.min(page_end(block));
             for block in block..page_end {
                 let at = usize::try_from(block % BLOCKS_U64).unwrap_or(0);
                 if self.page[at / 8] >> (at % 8) & 1 == 1 {
@@ -225,6 +226,26 @@ impl Sums {
         }
         Ok(None)
     }
+
+    /// The same, of the blocks that are not in `hidden`.
+    pub(in super::super) fn next_outside(
+        &mut self,
+        mut range: Range<u64>,
+        hidden: &RangeSet,
+    ) -> io::Result<Option<(u64, u32)>> {
+        while let Some((block, crc)) = self.next(range.clone())? {
+            if !hidden.overlaps(block..block + 1) {
+                return Ok(Some((block, crc)));
+            }
+            range.start = block + 1;
+        }
+        Ok(None)
+    }
+}
+
+/// The end of the page that a block's checksum is in: what is damaged is damaged up to there.
+pub(in super::super) const fn page_end(block: u64) -> u64 {
+    (block / BLOCKS_U64 + 1) * BLOCKS_U64
 }
 
 #[cfg(test)]

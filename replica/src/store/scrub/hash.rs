@@ -2,13 +2,17 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 
+use lh_block::BLOCK;
+
 use super::super::checksum::{
-    Crc64, FoldedChecksums, NEW_CHECKSUM, Recorded, Sums, SumsWriter, file_name, sweep,
+    Crc64, FoldedChecksums, NEW_CHECKSUM, Recorded, Sums, SumsWriter, file_name, page_end, sweep,
 };
 use super::super::disk::read_small;
 use super::super::fs::Fs;
+use super::super::load::blocks;
 use super::super::meta::{META_MAX, now, snapshot_file};
 use super::super::pace::Pace;
 use super::layer::SnapshotLayer;
@@ -37,6 +41,43 @@ pub struct RecordedChecksum {
     pub silently_corrupted: bool,
 }
 
+/// The first block of a range that has a checksum on record, and the checksum; as [`Sums::next`].
+type NextSum<'a> = &'a mut dyn FnMut(Range<u64>) -> io::Result<Option<(u64, u32)>>;
+
+/// The checksums on record, walked along with what the layer holds. Where they are damaged nothing is known.
+struct OnRecord<'a> {
+    next: NextSum<'a>,
+    /// The first block that was not compared yet.
+    from: u64,
+    /// Some block is not what is on record.
+    differs: bool,
+}
+
+impl OnRecord<'_> {
+    /// A block that the layer holds.
+    fn met(&mut self, block: u64, found: u32) {
+        self.passed(block);
+        if let Ok(stored) = (self.next)(block..block + 1) {
+            self.differs |= stored.is_none_or(|(_, stored)| stored != found);
+        }
+        self.from = block + 1;
+    }
+
+    /// Before `block` the layer holds nothing more.
+    fn passed(&mut self, block: u64) {
+        while self.from < block {
+            let end = block.min(page_end(self.from));
+            self.differs |= matches!((self.next)(self.from..end), Ok(Some(_)));
+            self.from = end;
+        }
+    }
+
+    fn ends_differing(mut self, end: u64) -> bool {
+        self.passed(end);
+        self.differs
+    }
+}
+
 impl SnapshotLayer {
     /// What Longhorn's checksum file says of the layer's file as it is now; reads nothing else. `None`: it is to be
     /// hashed (again).
@@ -58,15 +99,14 @@ impl SnapshotLayer {
     /// # Errors
     /// [`ScrubError`]; then both files are what they were before.
     pub fn hash(&self, pace: &Pace, progress: &mut dyn FnMut(u64)) -> Result<Hashed, ScrubError> {
-        let mut stored = self.sums();
-        self.hash_beside(pace, progress, &mut |block| {
-            let (_, sum) = stored.as_mut()?.next(block..block + 1).ok()??;
-            Some(sum)
-        })
+        let Some(mut stored) = self.sums() else { return self.hash_beside(pace, progress, None) };
+        // What became zero since has no checksum any more.
+        let zero = self.zeroes(blocks(self.whole()));
+        self.hash_beside(pace, progress, Some(&mut |range| stored.next_outside(range, &zero)))
     }
 
-    /// As [`SnapshotLayer::hash`], of a layer that another was folded into: what does not fit the checksums of `before` is rot
-    /// that the fold has carried along.
+    /// As [`SnapshotLayer::hash`], of a layer that another was folded into: what does not fit the checksums of `before`, or is missing
+    /// by them, or has none among them, is rot that the fold has carried along.
     ///
     /// # Errors
     /// [`ScrubError`].
@@ -76,15 +116,15 @@ impl SnapshotLayer {
         pace: &Pace,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Hashed, ScrubError> {
-        self.hash_beside(pace, progress, &mut |block| before.sum_of(block))
+        self.hash_beside(pace, progress, Some(&mut |range| before.next(range)))
     }
 
-    /// `before`: a block's checksum on record.
+    /// `before`: the checksums on record, if there are any.
     fn hash_beside(
         &self,
         pace: &Pace,
         progress: &mut dyn FnMut(u64),
-        before: &mut dyn FnMut(u64) -> Option<u32>,
+        before: Option<NextSum<'_>>,
     ) -> Result<Hashed, ScrubError> {
         let fs = Fs::default();
         let here = |source| failed("hashing in", &self.directory)(source);
@@ -93,7 +133,8 @@ impl SnapshotLayer {
         }
         let recorded = self.recorded().map_err(here)?;
         let known = recorded.as_ref().and_then(|recorded| recorded.of(self.version.ctime));
-        let (mut crc, mut at, mut blocks, mut rotten) = (Crc64::new(), 0, 0, false);
+        let (mut crc, mut at, mut count) = (Crc64::new(), 0, 0);
+        let mut record = before.map(|next| OnRecord { next, from: 0, differs: false });
         let writer = self.id.map(|id| SumsWriter::begin(&fs, &self.engine(), id));
         let mut writer = writer.transpose().map_err(here)?;
         self.walk(self.whole(), pace, progress, &mut |found| {
@@ -108,17 +149,20 @@ impl SnapshotLayer {
             crc.update(bytes);
             at = offset + bytes.len() as u64;
             for (block, sum) in checksums(offset, bytes, own) {
-                blocks += 1;
+                count += 1;
                 if let Some(writer) = &mut writer {
                     writer.push(block, sum).map_err(here)?;
                 }
-                rotten |= before(block).is_some_and(|before| before != sum);
+                if let Some(record) = &mut record {
+                    record.met(block, sum);
+                }
             }
             Ok(())
         })?;
         crc.skip_zeroes(self.version.length - at);
         self.check_unchanged()?;
         let checksum = crc.finish();
+        let rotten = record.is_some_and(|record| record.ends_differing(self.version.length.div_ceil(BLOCK)));
         let silently_corrupted = rotten || known.is_some_and(|known| known != checksum);
         let mut record = Recorded::new(checksum, self.version.ctime, now());
         if silently_corrupted {
@@ -129,7 +173,7 @@ impl SnapshotLayer {
             writer.finish(&fs, self.version).map_err(here)?;
         }
         self.write_record(&fs, &record).map_err(here)?;
-        Ok(Hashed { checksum, silently_corrupted, blocks: self.id.map(|_| blocks) })
+        Ok(Hashed { checksum, silently_corrupted, blocks: self.id.map(|_| count) })
     }
 
     /// Each block's checksum is on record, of the file as it is now; or the layer has no id to bind one to.

@@ -12,6 +12,7 @@ mod folds;
 mod full;
 mod histories;
 mod known;
+mod loss;
 mod model;
 mod names;
 mod neighbour;

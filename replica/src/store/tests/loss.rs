@@ -1,0 +1,123 @@
+//! What two tasks that are each right could lose together: a fold and checksums.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use lh_block::BLOCK;
+
+use super::super::checksum::{FoldedChecksums, Recorded, Sums, Version, file_name};
+use super::super::disk;
+use super::super::pace::Pace;
+use super::super::scrub::{Hashed, SnapshotLayer};
+use super::volume::{Volume, extent};
+
+fn layer(path: &Path, snapshot: &str) -> SnapshotLayer {
+    SnapshotLayer::open(path, snapshot).unwrap()
+}
+
+fn hash(path: &Path, snapshot: &str) -> Hashed {
+    layer(path, snapshot).hash(&Pace::new(0), &mut |_| {}).unwrap()
+}
+
+/// As in tests/scrub.rs.
+fn rot(path: &Path, snapshot: &str, change: impl Fn(&fs::File)) {
+    let before = layer(path, snapshot);
+    let file =
+        fs::OpenOptions::new().write(true).open(path.join(format!("volume-snap-{snapshot}.img"))).unwrap();
+    change(&file);
+    file.sync_all().unwrap();
+    let now = Version::of(&file).unwrap();
+    let sums = Sums::open(&path.join("engine"), before.id_for_tests().unwrap()).unwrap();
+    sums.unwrap().rebind(now).unwrap();
+    let record = path.join(file_name(snapshot));
+    let recorded = Recorded::parse(&fs::read(&record).unwrap()).unwrap();
+    let sum = recorded.of(before.version_for_tests().ctime).unwrap();
+    fs::write(record, Recorded::new(sum, now.ctime, "2026-11-20T06:04:40Z".into()).encode()).unwrap();
+}
+
+/// Rot of the kinds Lost and Appeared is carried along by a fold, and becomes the truth.
+fn folded_rot(change: impl Fn(&fs::File)) -> (Hashed, bool) {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("replica");
+    let mut volume = Volume::create(&path);
+    volume.write(extent(2, 8), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.write(extent(12, 12), 2);
+    volume.snapshot(2, "two").unwrap();
+    hash(&path, "one");
+    hash(&path, "two");
+    rot(&path, "one", change);
+    volume.remove(3, "one").unwrap();
+    let (one, two) = (volume.store.layer("one").unwrap(), volume.store.layer("two").unwrap());
+    let mut before = FoldedChecksums::open(&path, &volume.store, two, one).unwrap();
+    volume.fold("one").unwrap();
+    let layer = layer(&path, "two");
+    let hashed = layer.hash_folded(&mut before, &Pace::new(0), &mut |_| {}).unwrap();
+    (hashed, layer.has_block_checksums())
+}
+
+#[test]
+fn a_block_that_a_folded_snapshot_has_lost_is_no_truth() {
+    let (hashed, certified) = folded_rot(|file| disk::punch(file, extent(5, 1)).unwrap());
+    assert!(hashed.silently_corrupted, "a lost block is carried along: {hashed:?}, certified: {certified}");
+}
+
+#[test]
+fn a_block_that_has_appeared_in_a_folded_snapshot_is_no_truth() {
+    let (hashed, certified) = folded_rot(|file| file.write_all_at(&[9; 4096], 11 * BLOCK).unwrap());
+    assert!(
+        hashed.silently_corrupted,
+        "a block from nowhere is carried along: {hashed:?}, certified: {certified}"
+    );
+}
+
+/// What the upper layer hid, by data or by a mark, is in neither afterwards, and what both held is once.
+#[test]
+fn what_a_folded_snapshot_hid_is_no_rot() {
+    for (written, zeroed) in
+        [(extent(3, 1), extent(5, 3)), (extent(4, 5), extent(2, 1)), (extent(20, 30), extent(9, 1))]
+    {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("replica");
+        let mut volume = Volume::create(&path);
+        volume.write(extent(2, 8), 1);
+        volume.write(extent(40, 1), 1);
+        volume.snapshot(1, "one").unwrap();
+        volume.write(extent(5, 1), 2);
+        volume.write(written, 3);
+        volume.zero(zeroed);
+        volume.snapshot(2, "two").unwrap();
+        volume.flush();
+        while volume.punch() {}
+        hash(&path, "one");
+        hash(&path, "two");
+        volume.remove(3, "one").unwrap();
+        let (one, two) = (volume.store.layer("one").unwrap(), volume.store.layer("two").unwrap());
+        let mut before = FoldedChecksums::open(&path, &volume.store, two, one).unwrap();
+        volume.fold("one").unwrap();
+        let layer = layer(&path, "two");
+        let hashed = layer.hash_folded(&mut before, &Pace::new(0), &mut |_| {}).unwrap();
+        assert!(!hashed.silently_corrupted, "{written} written, {zeroed} zeroed");
+        assert!(layer.has_block_checksums());
+    }
+}
+
+/// Without Longhorn's file, what is missing and what is new are seen in the blocks' own checksums.
+#[test]
+fn hashing_again_finds_what_is_missing_and_what_is_new() {
+    let lose = |file: &fs::File| disk::punch(file, extent(5, 1)).unwrap();
+    let gain = |file: &fs::File| file.write_all_at(&[9; 4096], 11 * BLOCK).unwrap();
+    let changes: [&dyn Fn(&fs::File); 2] = [&lose, &gain];
+    for change in changes {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("replica");
+        let mut volume = Volume::create(&path);
+        volume.write(extent(2, 8), 1);
+        volume.snapshot(1, "one").unwrap();
+        hash(&path, "one");
+        rot(&path, "one", change);
+        fs::remove_file(path.join(file_name("one"))).unwrap();
+        assert!(hash(&path, "one").silently_corrupted);
+    }
+}
