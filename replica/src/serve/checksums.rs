@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use lh_block::BLOCK;
+use lh_block::{BLOCK, Extent};
 
 use crate::store::{BlockSum, FoldedChecksums, LayerChecksums, LayerNo, Store, Verdict};
 
@@ -44,6 +44,12 @@ impl Checksums {
             true => self.open.get_mut(&layer),
             false => self.of(store, layer),
         }
+    }
+
+    /// The ranges inside `range` in which a layer should hold data by its checksums. None if it has no checksums.
+    pub(super) fn recorded(&mut self, store: &Store, layer: LayerNo, range: Extent) -> Vec<Extent> {
+        let sums = if store.is_own(layer) { self.while_put(store, layer) } else { None };
+        sums.map(|sums| sums.recorded(range)).unwrap_or_default()
     }
 
     /// Those of two snapshots' layers, for a fold of one into the other.

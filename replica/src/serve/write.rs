@@ -118,7 +118,10 @@ impl Server {
     /// Makes a range of the head read as zero.
     pub(super) fn start_zero(&mut self, id: RequestId, range: Extent) {
         let head = self.store.head();
-        let plan = match self.store.plan_zero(range, self.core.is_in_doubt()) {
+        let in_doubt = self.core.is_in_doubt();
+        let (store, checksums) = (&self.store, &mut self.checksums);
+        let mut recorded = |layer, part| checksums.recorded(store, layer, part);
+        let plan = match store.plan_zero(range, in_doubt, &mut recorded) {
             Ok(plan) => plan,
             Err(e) => {
                 let failure = note(&self.status, &e);

@@ -73,6 +73,9 @@ pub enum Answer {
     AfterFlush,
 }
 
+/// The ranges inside a range in which a layer should hold data by its checksums on record.
+pub type Recorded<'a> = &'a mut dyn FnMut(LayerNo, Extent) -> Vec<Extent>;
+
 /// How a range of the head becomes zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ZeroPlan {
@@ -341,11 +344,12 @@ impl Store {
     }
 
     /// How the range (whole blocks) of the head becomes zero. A full disk shows here, before anything is changed. Where layers below may
-    /// get data yet, by a rebuild or because what they hold is in doubt (`in_doubt`), it is marked over nothing, too.
+    /// get data yet, it is marked over nothing, too: by a rebuild, because what they hold is in doubt (`in_doubt`), or because a layer has
+    /// lost it, and gets it back from a scrub. `recorded`: the ranges in which a layer should hold data by its checksums on record.
     ///
     /// # Errors
     /// The disk's.
-    pub fn plan_zero(&self, extent: Extent, in_doubt: bool) -> io::Result<ZeroPlan> {
+    pub fn plan_zero(&self, extent: Extent, in_doubt: bool, recorded: Recorded<'_>) -> io::Result<ZeroPlan> {
         let (head, base) = (self.at(self.head()), self.is_base(self.head()));
         let (mut punch, mut marks) = (RangeSet::default(), RangeSet::default());
         for (range, held) in self.places.runs(blocks(extent)) {
@@ -358,10 +362,15 @@ impl Store {
                 || (held != 0 && (self.undrained.is_some() || self.holder(held) != Some(self.head())))
             {
                 marks.insert(range);
-            } else if held != 0 {
-                let below = self.held_below(range.clone(), head.rank)?;
-                punch.insert(range.clone());
-                punch.subtract(&below);
+            } else {
+                let mut below = self.recorded_below(range.clone(), head.rank, recorded);
+                if held != 0 {
+                    below.append(&self.held_below(range.clone(), head.rank)?);
+                    punch.insert(range.clone());
+                    punch.subtract(&below);
+                } else if let Some(zero) = &head.zero {
+                    below.subtract(&zero.zeroes(range));
+                }
                 marks.append(&below);
             }
         }
@@ -454,6 +463,27 @@ impl Store {
             }
         }
         Ok(held)
+    }
+
+    /// The blocks of the range that a layer below a rank has on record, and that no mark above it hides. What it has lost of them
+    /// it may get back.
+    fn recorded_below(&self, range: Range<u64>, rank: u8, recorded: Recorded<'_>) -> RangeSet {
+        let (mut rest, mut found) = (RangeSet::default(), RangeSet::default());
+        rest.insert(range);
+        for (_, layer) in self.up_to(rank - 1).rev() {
+            for part in rest.clone().iter() {
+                recorded(layer, bytes(part.clone())).into_iter().for_each(|held| found.insert(blocks(held)));
+                if self.folding != Some(layer)
+                    && let Some(zero) = &self.at(layer).zero
+                {
+                    rest.subtract(&zero.zeroes(part));
+                }
+            }
+            if rest.is_empty() {
+                break;
+            }
+        }
+        found
     }
 
     /// Makes the index of a range anew from the layers up to a rank, those above being known to say nothing.

@@ -69,7 +69,7 @@ pub use backing::{BackingDifference, BackingFile};
 pub use chain::Committed;
 pub use checksum::{BlockSum, FoldedChecksums, LayerChecksums, Verdict};
 pub use clone::{CloneError, CloneOptions, Cloned, clone_snapshot};
-pub use data::{Answer, Closing, Piece, Source, Store, ZeroPlan};
+pub use data::{Answer, Closing, Piece, Recorded, Source, Store, ZeroPlan};
 pub use diff::{Change, ChangeKind};
 pub use directory::{CreateOptions, Directory, NewHead, NewZeroMap, OpenOptions};
 pub use disk::Alignment;

@@ -210,11 +210,11 @@ fn plans_follow_the_layers() {
         ]
     );
     // Where nothing lies below, a hole will do; where there is nothing at all, nothing is done.
-    let plan = volume.store.plan_zero(Extent::new(39 << 20, 2 << 20), false).unwrap();
+    let plan = volume.store.plan_zero(Extent::new(39 << 20, 2 << 20), false, &mut |_, _| Vec::new()).unwrap();
     assert_eq!((plan.punch.len(), plan.marks), (0, vec![Extent::new(39 << 20, 1 << 20)]));
     assert!(plan.needs_mark);
     volume.write(Extent::new(50 << 20, 1 << 20), 3);
-    let plan = volume.store.plan_zero(Extent::new(48 << 20, 8 << 20), false).unwrap();
+    let plan = volume.store.plan_zero(Extent::new(48 << 20, 8 << 20), false, &mut |_, _| Vec::new()).unwrap();
     assert_eq!(
         (plan.punch, plan.marks.len(), plan.needs_mark),
         (vec![Extent::new(50 << 20, 1 << 20)], 0, false)

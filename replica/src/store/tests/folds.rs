@@ -574,7 +574,7 @@ fn a_hole_that_was_planned_before_the_fold_does_not_rely_on_the_snapshot_that_go
         let place = temporary();
         let path = place.path().join("r");
         let mut volume = over_a_mark(&path);
-        let plan = volume.store.plan_zero(zeroed, false).unwrap();
+        let plan = volume.store.plan_zero(zeroed, false, &mut |_, _| Vec::new()).unwrap();
         assert_eq!((&plan.punch[..], &plan.marks[..]), (&[zeroed][..], &[][..]));
         let mut fold = volume.begin_fold("two").unwrap();
         let mut left = steps;
@@ -753,7 +753,10 @@ fn no_other_name_is_left_of_a_snapshot_that_another_program_has_taken_away() {
 /// Plans zeroes before the next step, which may begin a copy of them, and makes them when it may have ended. `false`: it was no
 /// piece of work.
 fn zeroed_beside_a_step(volume: &mut Volume, fold: &mut super::super::Fold, zeroed: Extent) -> bool {
-    let plan = volume.claim.is_none().then(|| volume.store.plan_zero(zeroed, false).unwrap());
+    let plan = volume
+        .claim
+        .is_none()
+        .then(|| volume.store.plan_zero(zeroed, false, &mut |_, _| Vec::new()).unwrap());
     let step = fold.next(&mut volume.store).unwrap();
     let (super::super::FoldStep::Work(work), Some(plan)) = (step, plan) else { return false };
     fold.worked(&mut volume.store, work.run()).unwrap();

@@ -1,10 +1,11 @@
-//! What two tasks that are each right could lose together: a fold and checksums.
+//! What two tasks that are each right could lose or bring back together: a fold and checksums, a scrub and a trim.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use lh_block::BLOCK;
+use lh_wire::BlockState;
 
 use super::super::checksum::{FoldedChecksums, Recorded, Sums, Version, file_name};
 use super::super::disk;
@@ -120,4 +121,24 @@ fn hashing_again_finds_what_is_missing_and_what_is_new() {
         fs::remove_file(path.join(file_name("one"))).unwrap();
         assert!(hash(&path, "one").silently_corrupted);
     }
+}
+
+/// A snapshot has lost a block (rot), the block is trimmed in the head, the scrub gives the snapshot its block back.
+#[test]
+fn what_was_trimmed_over_a_lost_block_stays_zero_when_a_scrub_brings_that_back() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("replica");
+    let mut volume = Volume::create(&path);
+    volume.write(extent(5, 1), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.write(extent(5, 1), 2);
+    volume.flush();
+    hash(&path, "one");
+    rot(&path, "one", |file| disk::punch(file, extent(5, 1)).unwrap());
+    volume.zero(extent(5, 1));
+    volume.flush();
+    assert_eq!(volume.blocks()[5], 0);
+    // What mends it: the block as the other replicas have it.
+    volume.put("one", 5, &[(BlockState::Data, 1)]);
+    assert_eq!(volume.blocks()[5], 0, "old data shows through the hole of the head");
 }

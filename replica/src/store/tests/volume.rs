@@ -9,6 +9,7 @@ use lh_block::{BLOCK, Extent, Instance};
 use lh_wire::{BlockState, ChainOp};
 
 use super::super::chain::Committed;
+use super::super::checksum::LayerChecksums;
 use super::super::data::{Answer, Source, Store, ZeroPlan};
 use super::super::directory::{CreateOptions, Directory, OpenOptions};
 use super::super::error::{ChainError, OpenError};
@@ -111,7 +112,12 @@ impl Volume {
 
     pub(super) fn zero(&mut self, extent: Extent) {
         self.directory.begin_use().unwrap();
-        let plan = self.store.plan_zero(extent, false).unwrap();
+        let path = self.path();
+        let mut recorded = |layer, part| {
+            let sums = LayerChecksums::open(&path, self.store.layer_file(layer));
+            sums.map(|mut sums| sums.recorded(part)).unwrap_or_default()
+        };
+        let plan = self.store.plan_zero(extent, false, &mut recorded).unwrap();
         self.make_zero(&plan);
     }
 
