@@ -207,6 +207,10 @@ impl Reader {
 
     fn look(&self, snapshot: String, base: Option<String>) -> Result<Open, String> {
         let open = |name: &str| SnapshotView::open_beside(&self.directory, name).map_err(|e| e.to_string());
+        // Of what is not settled yet the maps may lack what a repair puts there before it is.
+        for name in [Some(&snapshot), base.as_ref()].into_iter().flatten() {
+            self.check_lasting(name)?;
+        }
         // The base first: what was folded between the two looks then counts as changed.
         let base_view = base.as_deref().map(open).transpose()?;
         let view = open(&snapshot)?;

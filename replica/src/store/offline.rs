@@ -54,6 +54,8 @@ struct Beside {
     name: String,
     /// When it was taken: another one may get its name.
     created: String,
+    /// Whether it lasted already before the first look at what it holds: else something may have been put into it since.
+    lasted: Result<(), NotLasting>,
 }
 
 /// The volume as a snapshot, or the head, has it.
@@ -106,10 +108,18 @@ impl SnapshotView {
             let (name, known) = (String::new(), "names for all of them".to_owned());
             return Err(OpenError::NoSnapshot { dir: path.to_owned(), name, known });
         }
-        patiently(|| Self::load(path, Some(snapshot), false, Care::strict()))
+        patiently(|| {
+            let before = lasting::look(path);
+            let mut view = Self::load(path, Some(snapshot), false, Care::strict())?;
+            if let Some(beside) = &mut view.beside {
+                beside.lasted = lasting(&before?, snapshot).map(drop);
+            }
+            Ok(view)
+        })
     }
 
-    /// Fails unless all that was read before is the snapshot's. Clones and exports ask it by themselves.
+    /// Fails unless all that was read before is the snapshot's. Clones and exports ask it by themselves. A view that was opened while
+    /// its snapshot was not settled yet fails for ever: what a repair has put into the snapshot since is not in the view's maps.
     ///
     /// # Errors
     /// [`OpenError::NotLasting`] above all.
@@ -118,7 +128,7 @@ impl SnapshotView {
         let Some(beside) = &self.beside else { return Ok(()) };
         let state = patiently(|| lasting::look(&beside.path))?;
         match lasting(&state, &beside.name) {
-            Ok(layer) if layer.created == beside.created => Ok(()),
+            Ok(layer) if layer.created == beside.created => beside.lasted.clone(),
             Ok(_) => Err(NotLasting::Another(beside.name.clone())),
             Err(why) => Err(why),
         }
@@ -149,7 +159,7 @@ impl SnapshotView {
         }
         let beside = || {
             let (name, created) = (chosen.name.clone(), chosen.meta.created.clone());
-            Beside { path: path.to_owned(), name, created }
+            Beside { path: path.to_owned(), name, created, lasted: Ok(()) }
         };
         let beside = (!alone).then(beside);
         let files = Files { tree: &tree, locked: &locked };
