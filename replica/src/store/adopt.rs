@@ -23,7 +23,7 @@ use super::id::{Id, LAYER_ATTRIBUTE, VOLUME_ATTRIBUTE};
 use super::known::Known;
 use super::load;
 use super::locks::Locked;
-use super::meta::{LayerMeta, VOLUME_META, meta_name};
+use super::meta::{LayerMeta, VOLUME_META, VolumeMeta, meta_name};
 use super::open::Opening;
 use super::owner::identified;
 use super::record::{
@@ -52,6 +52,9 @@ impl Opening {
         }
         while let Some((gone, stays)) = folded_by_longhorn(&tree) {
             self.finish_fold_of_longhorn(gone, stays).map_err(failed("taking over", &self.path))?;
+            tree = tree::load(&self.path)?;
+        }
+        if self.finish_fold_of_head(&tree).map_err(failed("taking over", &self.path))? {
             tree = tree::load(&self.path)?;
         }
         let files = Files { tree: &tree, locked: &locked };
@@ -92,6 +95,27 @@ impl Opening {
             self.fs.sync_directory(&self.path)?;
         }
         Ok(())
+    }
+
+    /// A fold of the head was cut short between the change of files and that of metas, and only its record, which is forgotten
+    /// below, says that the head stands on another layer: from now on the metas say so. The rest are leftovers. `false`: there is
+    /// nothing to do.
+    fn finish_fold_of_head(&self, tree: &Tree) -> io::Result<bool> {
+        let Some(head) = tree.layers.last().filter(|head| head.meta.parent != tree.volume.parent) else {
+            return Ok(false);
+        };
+        let volume = VolumeMeta { parent: head.meta.parent.clone(), ..tree.volume.clone() };
+        let metas = [
+            ("new-layer", head.meta.encode(), meta_name(&head.file)),
+            ("new-volume", volume.encode(), VOLUME_META.into()),
+        ];
+        for (new, bytes, name) in metas {
+            let new = self.path.join(ENGINE).join(new);
+            self.fs.write(&new, &bytes, None)?;
+            self.fs.rename(&new, &self.path.join(name))?;
+            self.fs.sync_directory(&self.path)?;
+        }
+        Ok(true)
     }
 
     fn adopt(&self, files: &Files<'_>) -> io::Result<Identity> {

@@ -1,9 +1,10 @@
 //! What two tasks that are each right could lose or bring back together: a fold and checksums, a scrub and a trim, a look and a
-//! repair.
+//! repair, an import and a fold.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use lh_block::BLOCK;
 use lh_wire::BlockState;
@@ -13,6 +14,7 @@ use super::super::disk;
 use super::super::offline::SnapshotView;
 use super::super::pace::Pace;
 use super::super::scrub::{Hashed, SnapshotLayer};
+use super::tape::Tape;
 use super::volume::{Volume, extent};
 
 fn layer(path: &Path, snapshot: &str) -> SnapshotLayer {
@@ -167,4 +169,40 @@ fn what_was_looked_at_before_a_snapshot_was_repaired_is_not_called_lasting() {
         "a block that the snapshot has reads {}, and that is called the snapshot's",
         bytes[0]
     );
+}
+
+/// The head has become the removed snapshot's file (one rename), the process dies before the metas follow, and another
+/// program opens the directory, which replaces volume.meta.
+#[test]
+fn an_import_finishes_a_fold_of_the_head_that_was_cut_short() {
+    let mut refused = Vec::new();
+    for steps in 0..200 {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("replica");
+        let mut volume = Volume::create(&path);
+        volume.write(extent(0, 60), 1);
+        volume.snapshot(1, "base").unwrap();
+        volume.write(extent(0, 50), 2);
+        volume.snapshot(2, "one").unwrap();
+        volume.write(extent(3, 2), 3);
+        volume.flush();
+        volume.remove(3, "one").unwrap();
+        let expected = volume.blocks();
+        drop(volume);
+        let tape = Arc::new(Tape::default());
+        tape.stop_after(steps);
+        let done = Volume::open_taped(&path, &tape).is_ok_and(|mut volume| volume.fold("one").is_ok());
+        // As Longhorn does at every open.
+        let meta = fs::read(path.join("volume.meta")).unwrap();
+        fs::remove_file(path.join("volume.meta")).unwrap();
+        fs::write(path.join("volume.meta"), meta).unwrap();
+        match Volume::open(&path) {
+            Ok(volume) => assert_eq!(volume.blocks(), expected, "stopped after {steps}"),
+            Err(e) => refused.push(format!("{steps}: {e}")),
+        }
+        if done {
+            break;
+        }
+    }
+    assert!(refused.is_empty(), "{refused:#?}");
 }
