@@ -244,3 +244,19 @@ fn a_new_volume_is_not_served_where_somebody_else_is() {
     host.ok(&up);
     host.ok(&["down", &host.volume]);
 }
+
+/// Whether by another frontend's usual address or by the one that is named: nothing is noted of a start that is refused.
+#[test]
+fn a_volume_is_not_changed_to_be_served_where_somebody_else_is() {
+    let Some(host) = Host::new("changed") else { return };
+    let volume = host.volume.as_str();
+    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    host.ok(&["down", volume]);
+    let record = host.path("volumes").join(volume).join("volume.json");
+    let before = fs::read(&record).unwrap();
+    // Where it is taken already, that is as good.
+    let _other = TcpListener::bind("127.0.0.1:3260");
+    host.refused(&["up", volume, "--frontend", "iscsi-target"], "--listen 127.0.0.1:3260: ");
+    assert_eq!(fs::read(&record).unwrap(), before);
+    assert!(host.ok(&["up", "--all"]).is_empty() && host.status()["state"] == "detached");
+}

@@ -200,7 +200,7 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
         asked => asked,
     };
     let frontend = asked.map_or_else(|| record.frontend.clone(), |f| f.to_string());
-    let wanted = frontend_of(&frontend)?;
+    let (before, wanted) = (frontend_of(&record.frontend)?, frontend_of(&frontend)?);
     let is_up = super::observe::has_processes(root, &record)?;
     // A frontend that is named is told where to listen, or listens where it does by itself; one that is there already stays where
     // it is.
@@ -223,13 +223,15 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
     }
     kernel::check(wanted)?;
     // A server's volume has left none, and a session of this host with it is its user's.
-    if !is_up && frontend_of(&record.frontend)?.gives_a_device() && !wanted.gives_a_device() {
+    if !is_up && before.gives_a_device() && !wanted.gives_a_device() {
         device::release_unused(volume, root)?;
     }
     // The record would keep it, whatever becomes of the engine. One that it has already may be there again soon, as when a host has just
     // begun: its engine tries again.
-    if let Some(address) = listen.filter(|_| listen != record.listen) {
-        can_be_had(address)?;
+    let address = listen.or(wanted.usual_address());
+    let is_as_before = wanted == before && address == record.listen.or(before.usual_address());
+    if let Some(address) = address.filter(|_| !is_as_before) {
+        check_free(address)?;
     }
     let before = record.clone();
     (record.frontend, record.listen, record.io_timeout_seconds) = (frontend, listen, io_timeout);
