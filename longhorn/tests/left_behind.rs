@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use host::{Host, is_healthy, pid, signal, until};
+use host::{Host, is_healthy, kill_9, pid, signal, until};
 use nix::sys::signal::Signal;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use stopped::stand_still;
@@ -259,4 +259,18 @@ fn a_volume_is_not_changed_to_be_served_where_somebody_else_is() {
     host.refused(&["up", volume, "--frontend", "iscsi-target"], "--listen 127.0.0.1:3260: ");
     assert_eq!(fs::read(&record).unwrap(), before);
     assert!(host.ok(&["up", "--all"]).is_empty() && host.status()["state"] == "detached");
+}
+
+/// An engine that was killed has left it, and the one after it may not have come.
+#[test]
+fn no_socket_of_a_volume_is_left_when_it_is_stopped() {
+    let Some(host) = Host::new("socket") else { return };
+    let (volume, socket) = (host.volume.as_str(), format!("/run/longhorn/{}.nbd.sock", host.volume));
+    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "nbd-server"]);
+    assert!(Path::new(&socket).exists());
+    kill_9(pid(&host.status()["engine_pid"]));
+    host.run(&["down", volume]);
+    assert_eq!(host.status()["state"], "detached");
+    assert!(!Path::new(&socket).exists(), "{socket}");
+    assert!(!host.lock_of_the_name().exists());
 }

@@ -152,13 +152,28 @@ impl LiveDirs {
     /// Takes away what a killed engine of this root has left of the volume's name, which will not be started again. What is in use, or
     /// another root's, stays.
     pub fn forget(&self, volume: &str, root: &Root) {
-        let path = self.lock_path(volume);
-        let Ok(file) = OpenOptions::new().read(true).write(true).open(&path) else { return };
+        let (path, socket) = (self.lock_path(volume), self.nbd_socket(volume));
+        // The socket may have outlived the lock: it is removed under one all the same, or it might be the next engine's.
+        let is_left = socket.symlink_metadata().is_ok();
+        let file =
+            OpenOptions::new().read(true).write(true).create(is_left).truncate(false).mode(0o600).open(&path);
+        let Ok(file) = file else { return };
         let Ok(file) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else { return };
         if is_at(&file, &path) && read_holder(&file).is_none_or(|holder| holder.root == root.path()) {
-            // One that stays is no harm.
+            // What stays is no harm.
+            let _ = std::fs::remove_file(&socket);
             let _ = std::fs::remove_file(&path);
         }
+    }
+
+    /// Where the volume's engine serves NBD to this host. Who listens there has the volume's name.
+    pub fn nbd_socket(&self, volume: &str) -> PathBuf {
+        self.run.join(format!("{volume}.nbd.sock"))
+    }
+
+    /// The directory that everything in it is made in.
+    pub fn path(&self) -> &Path {
+        &self.run
     }
 
     fn lock_path(&self, volume: &str) -> PathBuf {
@@ -222,6 +237,30 @@ mod tests {
             root
         };
         Host { a: root("a"), b: root("b"), live, _dir: dir }
+    }
+
+    #[test]
+    fn the_socket_of_a_name_is_forgotten_by_whose_it_is() {
+        let h = host();
+        let socket = h.live.nbd_socket("demo");
+        // Whether its engine has left the lock or not.
+        for leaves_lock in [false, true] {
+            let held = h.live.acquire("demo", &h.a, Duration::ZERO).unwrap();
+            std::fs::write(&socket, "").unwrap();
+            for root in [&h.a, &h.b] {
+                h.live.forget("demo", root);
+                assert!(socket.exists(), "an engine lives");
+            }
+            let lock = std::fs::read(h.live.lock_path("demo")).unwrap();
+            drop(held);
+            if leaves_lock {
+                std::fs::write(h.live.lock_path("demo"), lock).unwrap();
+                h.live.forget("demo", &h.b);
+                assert!(socket.exists(), "the other root's engine may come back");
+            }
+            h.live.forget("demo", &h.a);
+            assert!(!socket.exists() && !h.live.lock_path("demo").exists());
+        }
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! The volume as an NBD export.
 
 use std::net::SocketAddr;
-use std::path::Path;
 
 use anyhow::{Context, Result};
+use control::host::LiveDirs;
 use control::transport::not_listening;
 use nbd_frontend::{Export, Listener};
 
@@ -57,7 +57,7 @@ impl NbdServer {
 fn listen(volume: &str, wanted: Option<SocketAddr>, door: &mut Door) -> Result<(Listener, String)> {
     match wanted {
         None => {
-            let path = Path::new("/run/longhorn").join(format!("{volume}.nbd.sock"));
+            let path = LiveDirs::default().nbd_socket(volume);
             let listener = door
                 .open(unix_at(&path), || Listener::unix(&path))
                 .with_context(|| format!("cannot listen on {}", path.display()))?;
