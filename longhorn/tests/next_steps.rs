@@ -210,3 +210,32 @@ fn a_volume_that_is_stopped_before_all_are_in_sync_says_what_becomes_of_them() {
     let text = said(&host.run(&["down", &host.volume]));
     assert!(text.contains(&format!("{name} is not in sync")) && text.contains("once it is up"), "{text}");
 }
+
+/// The lock, a process's record, a log and the volume's record are all that keeps two managers from one root.
+#[test]
+fn no_file_of_a_root_is_replaced_by_an_export() {
+    let Some(host) = Host::new("exported") else { return };
+    host.up(&["--replicas", "1"]);
+    host.ok(&["snapshot", "create", &host.volume, "s1"]);
+    let volume = host.volume.as_str();
+    let link = host.path("link");
+    std::os::unix::fs::symlink(host.path("run"), &link).unwrap();
+    let places = [
+        host.path("run/instance-manager.lock"),
+        host.path(&format!("run/processes/{volume}-e-0.json")),
+        host.path("log/demo.img"),
+        host.path("volumes/demo.img"),
+        host.path("engine-binaries/images/demo.img"),
+        link.join("demo.img"),
+        format!("/run/longhorn/{volume}.img").into(),
+    ];
+    fs::create_dir_all(host.path("engine-binaries/images")).unwrap();
+    for place in places {
+        let before = fs::read(&place).ok();
+        let file = place.to_str().unwrap();
+        host.refused(&["snapshot", "export", volume, "s1", file], "would lie among the files of");
+        assert_eq!(fs::read(&place).ok(), before, "{file}");
+    }
+    let file = host.path("demo.img");
+    host.ok(&["snapshot", "export", volume, "s1", file.to_str().unwrap()]);
+}

@@ -261,6 +261,14 @@ impl Root {
         self.engine_binaries().join("images").join(image.replace(['/', ':', '@'], "-")).join("longhorn")
     }
 
+    /// True if the directory of that name in it is kept by commands and managers alone, and this is a root in use. Nothing is
+    /// created.
+    pub fn keeps(&self, name: &Path) -> bool {
+        let kept = [self.run(), self.logs(), self.volumes(), self.engine_binaries()];
+        kept.contains(&self.path.join(name))
+            && (self.manager_lock().exists() || self.processes().is_dir() && self.volumes().is_dir())
+    }
+
     /// Sockets, locks and what managers remember, as long as the host runs.
     pub fn run(&self) -> PathBuf {
         self.path.join("run")

@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use control::host::{VolumeRecord, sync_dir};
+use control::host::{LiveDirs, Root, VolumeRecord, sync_dir};
 use lh_block::format_size;
 use replica::store::{Doubt, ExportError, OpenError, SnapshotView};
 use rustix::fs::{AtFlags, CWD, OFlags, linkat};
@@ -172,7 +172,7 @@ impl NewFile {
         }
         // What is there by that name would be gone, a layer perhaps.
         if let Some(whose) = taken_by(directory_of(target)) {
-            bail!("{} would lie among the files of a {whose}: choose another place", target.display());
+            bail!("{} would lie among the files of {whose}: choose another place", target.display());
         }
         let mut temporary = std::ffi::OsString::from(".");
         temporary.push(name);
@@ -212,10 +212,25 @@ impl NewFile {
 fn taken_by(directory: &Path) -> Option<&'static str> {
     let of_replica = |place: &Path| place.join(VOLUME_META).exists();
     // What is below a replica's directory is its own as well.
-    match of_replica(directory) || of_replica(&directory.join("..")) {
-        true => Some("replica"),
-        false => directory.join(VOLUME_RECORD).exists().then_some("volume"),
+    if of_replica(directory) || of_replica(&directory.join("..")) {
+        return Some("a replica");
     }
+    if directory.join(VOLUME_RECORD).exists() {
+        return Some("a volume");
+    }
+    // A link may lead there.
+    let directory = directory.canonicalize().ok()?;
+    if directory.starts_with(LiveDirs::default().path()) {
+        return Some("volumes that are up");
+    }
+    let is_roots = |place: &Path| {
+        let part = directory.strip_prefix(place).ok().and_then(|below| below.components().next());
+        part.is_some_and(|part| Root::unresolved(place).keeps(Path::new(part.as_os_str())))
+    };
+    directory
+        .ancestors()
+        .any(is_roots)
+        .then_some("a root, which has its locks, records, logs and programs there")
 }
 
 fn directory_of(file: &Path) -> &Path {
