@@ -21,6 +21,7 @@ pub use authority::{Authority, AuthorityError};
 pub use durable::{
     create_dir_durably, remove_with_room, replace_file, replace_file_in_its_room, store_program, sync_dir,
 };
+pub(crate) use live::is_at;
 pub use live::{LiveDirs, LiveError, LiveLock};
 pub use lock::{LockError, VolumeLock};
 pub use record::{

@@ -29,7 +29,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ pub use state::{ProcessRecord, State};
 pub use supervisor::{REPLACE_SIGNAL_NAME, STOP_PATIENCE};
 
 use crate::front::Trust;
-use crate::host::{Root, RootError};
+use crate::host::{Root, RootError, is_at};
 use crate::proto::imrpc::disk_service_server::DiskServiceServer;
 use crate::proto::imrpc::instance_service_server::InstanceServiceServer;
 use crate::proto::imrpc::process_manager_service_server::ProcessManagerServiceServer;
@@ -107,6 +107,13 @@ pub enum ManagerError {
         /// What the system said.
         source: io::Error,
     },
+    /// Its lock was removed or replaced, and nothing keeps another manager from the root.
+    #[error(
+        "{} was removed or replaced: another instance manager may run on this root, so this one ends; its processes go on, and the \
+         next one adopts them",
+        .0.display()
+    )]
+    LockLost(PathBuf),
     /// The root.
     #[error(transparent)]
     Root(#[from] RootError),
@@ -132,6 +139,7 @@ pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(),
         predecessor::end(&root.manager_lock()).await;
     }
     let lock = lock(&root, open_to_all.map(|(address, _)| *address))?;
+    let own_lock = lock.try_clone().map_err(|e| io_error(root.manager_lock().display(), e))?;
     let remote = match &options.listen {
         Some((address, _)) => Some(Remote::bind(*address, door).await?),
         None => None,
@@ -159,7 +167,7 @@ pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(),
         ended = local => Ok(ended?),
         ended = remote => Ok(ended?),
         () = hearing::serve(deposits, registry.clone()) => Ok(()),
-        () = rotate_logs(&root, &registry) => Ok(()),
+        lost = look_after_files(&root, &registry, own_lock) => Err(lost),
         () = telling::keep(&registry) => Ok(()),
         () = stop => {
             tracing::info!("instance manager ends; its processes go on");
@@ -227,19 +235,37 @@ fn lock(root: &Root, open_to_all: Option<SocketAddr>) -> Result<Flock<File>, Man
     }
 }
 
-/// Bounds the logs of all processes, and the manager's own, which whoever started it may have put beside them.
-async fn rotate_logs(root: &Root, registry: &Registry) {
+/// Bounds the logs of all processes, and the manager's own, which whoever started it may have put beside them, until the lock is lost.
+async fn look_after_files(root: &Root, registry: &Registry, lock: File) -> ManagerError {
+    let lock = Arc::new(lock);
     let mut ticks = tokio::time::interval(ROTATION);
     for look in (0..SWEEP).cycle() {
         ticks.tick().await;
         let mut names = registry.names();
         names.push("instance-manager".to_owned());
-        let root = root.clone();
+        let (root, lock, path) = (root.clone(), lock.clone(), root.manager_lock());
         // A disk that is slow keeps nobody from the manager, and no process from being started again.
-        let bounded = tokio::task::spawn_blocking(move || bound_logs(&root, &names, look == 0));
-        if let Err(e) = bounded.await {
-            tracing::error!(error = %e, "logs are not bounded");
+        let looked = tokio::task::spawn_blocking(move || {
+            let is_lost = is_lost(&lock, &root.manager_lock());
+            if !is_lost {
+                bound_logs(&root, &names, look == 0);
+            }
+            is_lost
+        });
+        match looked.await {
+            Ok(true) => return ManagerError::LockLost(path),
+            Ok(false) => {}
+            Err(e) => tracing::error!(error = %e, "logs are not bounded"),
         }
+    }
+    unreachable!("the ticks never end")
+}
+
+/// True if another file than the lock is there, or none. What cannot be looked at is there still.
+fn is_lost(lock: &File, path: &Path) -> bool {
+    match std::fs::metadata(path) {
+        Ok(_) => !is_at(lock, path),
+        Err(e) => e.kind() == io::ErrorKind::NotFound,
     }
 }
 

@@ -433,6 +433,40 @@ async fn there_is_one_manager_per_root() {
     host.client().await.version_get(()).await.unwrap();
 }
 
+/// The next one would have nothing to know it by, and both would start the same processes.
+#[tokio::test]
+async fn a_manager_whose_lock_is_replaced_leaves_the_root_to_the_next() {
+    let mut host = Host::new();
+    let mut client = host.client().await;
+    create(&mut client, "demo-r-1", &host.endless(), &[]).await.unwrap();
+    wait(&mut client, "demo-r-1", |s| s.state == "running").await;
+    let pid = host.record("demo-r-1").pid().unwrap();
+    host.kill_manager();
+    let said = host.root.path().join("said");
+    let mut command = host.command();
+    host.manager = Some(spawn(command.stderr(fs::File::create(&said).unwrap())));
+    host.client().await;
+    let other = host.root.path().join("other");
+    fs::write(&other, "1\n").unwrap();
+    fs::rename(&other, host.root.manager_lock()).unwrap();
+    let until = Instant::now() + PATIENCE;
+    let status = loop {
+        if let Some(status) = host.manager.as_mut().unwrap().try_wait().unwrap() {
+            break status;
+        }
+        assert!(Instant::now() < until, "it goes on");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    host.manager = None;
+    assert_eq!(status.code(), Some(1));
+    let said = fs::read_to_string(said).unwrap();
+    assert!(said.contains("instance-manager.lock was removed or replaced"), "{said}");
+    assert!(is_alive(pid));
+    host.start();
+    host.client().await;
+    assert_eq!(host.record("demo-r-1").pid(), Some(pid));
+}
+
 /// True if a thread of the process waits in the call that opens a file.
 fn opens_a_file(pid: u32) -> bool {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();

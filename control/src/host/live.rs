@@ -182,7 +182,7 @@ impl LiveDirs {
 }
 
 /// True if the open file is the one that stands at the path.
-fn is_at(file: &File, path: &Path) -> bool {
+pub(crate) fn is_at(file: &File, path: &Path) -> bool {
     let (Ok(open), Ok(there)) = (file.metadata(), std::fs::metadata(path)) else { return false };
     (open.dev(), open.ino()) == (there.dev(), there.ino())
 }
