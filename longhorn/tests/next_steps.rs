@@ -239,3 +239,21 @@ fn no_file_of_a_root_is_replaced_by_an_export() {
     let file = host.path("demo.img");
     host.ok(&["snapshot", "export", volume, "s1", file.to_str().unwrap()]);
 }
+
+/// Neither has to wait for a build.
+#[test]
+fn what_was_not_started_from_the_sources_is_not_stopped_from_there() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/run");
+    let nothing = tempfile::tempdir().unwrap();
+    let run = |words: &[&str]| {
+        // Where it would build, it does not get that far.
+        let mut command = Command::new("timeout");
+        command.arg("20").arg(&script).args(words).env("CARGO_TARGET_DIR", nothing.path());
+        command.env("CARGO", "false").env("PATH", "/usr/bin:/bin").stdin(Stdio::null()).output().unwrap()
+    };
+    let two = run(&["--down", "demo"]);
+    assert!(two.status.code() == Some(2) && said(&two).contains("one option at most"), "{}", said(&two));
+    let down = run(&["--down"]);
+    assert_eq!(down.status.code(), Some(1), "{}", said(&down));
+    assert!(said(&down).contains("nothing was started from here"), "{}", said(&down));
+}
