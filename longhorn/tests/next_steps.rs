@@ -257,3 +257,20 @@ fn what_was_not_started_from_the_sources_is_not_stopped_from_there() {
     assert_eq!(down.status.code(), Some(1), "{}", said(&down));
     assert!(said(&down).contains("nothing was started from here"), "{}", said(&down));
 }
+
+#[test]
+fn what_was_never_started_is_started_and_not_salvaged() {
+    let Some(host) = Host::new("never") else { return };
+    host.up(&["--replicas", "2"]);
+    host.ok(&["down", &host.volume]);
+    let new = format!("{}-new", host.volume);
+    host.ok(&["clone", &host.volume, &new]);
+    host.refused(&["salvage", &new], "was never started");
+    host.refused(&["salvage", &new], &format!("up {new}` starts it"));
+    host.ok(&["-o", "json", "rm", "--yes", &new]);
+    // Of one that was started that is not said.
+    let directories = host.directories();
+    directories.iter().for_each(|d| fs::remove_dir_all(d).unwrap());
+    let lost = said(&host.run(&["salvage", &host.volume]));
+    assert!(lost.contains("no replica") && !lost.contains("never started"), "{lost}");
+}

@@ -5,10 +5,10 @@
 //! With the quorum `unsafe` no epoch counts, and an engine starts with whatever is there. All that may keep it from that is an authority
 //! that cannot be read: it is made anew.
 
-use anyhow::{Result, bail};
-use control::host::{LiveDirs, Quorum, ReplicaRecord, VolumeLock, VolumeRecord};
+use anyhow::{Error, Result, anyhow, bail};
+use control::host::{LiveDirs, Quorum, ReplicaRecord, Root, VolumeLock, VolumeRecord};
 use datapath::salvage::{Authority, Choice, Verdict};
-use lh_block::rfc3339;
+use lh_block::{Generation, rfc3339};
 use serde::Serialize;
 
 use super::args::{Output, SalvageArgs};
@@ -68,7 +68,9 @@ pub(super) async fn run(context: &Context, args: SalvageArgs) -> Result<()> {
     let found = Found::of(&record, root)?;
     let chosen = match record.quorum {
         Quorum::Unsafe => choose_nobody(&found, &args),
-        Quorum::Any | Quorum::Majority => choose(&found, &args),
+        Quorum::Any | Quorum::Majority => {
+            choose(&found, &args).map_err(|e| unless_never_started(root, &record, &found, &args, e))
+        }
     };
     let lost = chosen.as_ref().map(|chosen| found.lost(&record, chosen)).unwrap_or_default();
     let mut view = SalvageView::of(&record, &found, chosen.as_ref().ok(), &lost);
@@ -147,6 +149,26 @@ fn choose(found: &Found, args: &SalvageArgs) -> Result<Chosen> {
             )
         }
     }
+}
+
+/// Of a clone or an import no replica is sure before its first start, which needs no decision. `e`: why nothing was chosen.
+fn unless_never_started(
+    root: &Root,
+    record: &VolumeRecord,
+    found: &Found,
+    args: &SalvageArgs,
+    e: Error,
+) -> Error {
+    let is_new = matches!(found.authority, Authority::Says(None))
+        && record.authority(root).highest_generation().is_ok_and(|issued| issued == Generation::default());
+    let are_whole = found.surveys.iter().all(|survey| survey.as_ref().is_ok_and(|s| !s.rebuilding));
+    if args.replica.is_none() && is_new && are_whole {
+        return anyhow!(
+            "volume {0} was never started, and there is nothing to salvage: `longhornctl up {0}` starts it",
+            record.name
+        );
+    }
+    e
 }
 
 /// With the quorum `unsafe` the engine takes whoever is there.
