@@ -35,12 +35,16 @@ fn said(done: &Output) -> String {
 
 /// A replica that is started by hand.
 fn replica(host: &Host, directory: &Path) -> Command {
+    replica_at(host, directory, &format!("unix:{}", host.path("d.sock").display()))
+}
+
+fn replica_at(host: &Host, directory: &Path, data: &str) -> Command {
     let (key, socket) = (host.path("key"), |name: &str| format!("unix:{}", host.path(name).display()));
     fs::write(&key, [7; 32]).unwrap();
     fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     let mut command = Command::new(LONGHORN);
     command.args(["replica", "--volume-name", &host.volume, "--replica-instance-name", "by-hand"]);
-    command.args(["--listen", &socket("c.sock"), "--data-listen", &socket("d.sock"), "--key-file"]);
+    command.args(["--listen", &socket("c.sock"), "--data-listen", data, "--key-file"]);
     command.arg(key).arg(directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     command
 }
@@ -273,4 +277,24 @@ fn what_was_never_started_is_started_and_not_salvaged() {
     directories.iter().for_each(|d| fs::remove_dir_all(d).unwrap());
     let lost = said(&host.run(&["salvage", &host.volume]));
     assert!(lost.contains("no replica") && !lost.contains("never started"), "{lost}");
+}
+
+#[test]
+fn what_sends_data_unencrypted_says_so_in_its_log() {
+    let Some(host) = Host::new("open") else { return };
+    let mut open = replica_at(&host, &host.path("data"), "tcp:127.0.0.1:0");
+    open.args(["--size", "16777216", "--insecure"]);
+    let mut open = Ended(open.spawn().unwrap());
+    let mut lines = BufReader::new(open.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let is_told = |line: &String| line.contains("insecure: data is not encrypted");
+    // What it says last before it can be reached.
+    let until = |line: &String| is_told(line) || line.contains("127.0.0.1") || line.starts_with("error");
+    let told = lines.find(until);
+    assert!(told.as_ref().is_some_and(is_told), "{told:?}");
+    // It begins with nobody: that is told before.
+    let engine = ["controller", "--root", host.dir.path().to_str().unwrap(), "--insecure", "--replica"];
+    let socket = format!("unix:{}", host.path("e.sock").display());
+    let words = ["by-hand=tcp:127.0.0.1:9", "--listen", &socket, &host.volume];
+    let text = said(&Command::new(LONGHORN).args(engine).args(words).output().unwrap());
+    assert_eq!(text.matches("insecure: data is not encrypted").count(), 1, "{text}");
 }

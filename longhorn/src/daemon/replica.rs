@@ -35,6 +35,9 @@ const LOCK_WAIT: Duration = Duration::from_secs(60);
 /// How often a starting replica is asked whether it listens.
 const STARTING: Duration = Duration::from_millis(5);
 
+/// What is logged of data that is sent over TCP, which `--insecure` allows.
+pub(super) const DATA_OPEN: &str = "insecure: data is not encrypted, and whoever is on the network between sees and may change the volume's bytes";
+
 /// Arguments of a replica.
 #[derive(Debug, clap::Args, PartialEq, Eq)]
 #[command(after_help = as_longhorn::HELP)]
@@ -160,6 +163,9 @@ pub(super) fn run(args: ReplicaArgs) -> Result<()> {
         let text = "a replica on TCP is not encrypted: whoever is on the network between sees and may change the volume's \
             bytes; give --insecure if that network is your own";
         return Err(GivesUp(text.to_owned()).into());
+    }
+    if let Address::Tcp(address) = &args.data_listen {
+        tracing::warn!(%address, "{DATA_OPEN}");
     }
     keep_from_others();
     crate::limits::raise_open_files();
