@@ -244,22 +244,45 @@ fn no_file_of_a_root_is_replaced_by_an_export() {
     host.ok(&["snapshot", "export", volume, "s1", file.to_str().unwrap()]);
 }
 
-/// Neither has to wait for a build.
 #[test]
-fn what_was_not_started_from_the_sources_is_not_stopped_from_there() {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/run");
-    let nothing = tempfile::tempdir().unwrap();
-    let run = |words: &[&str]| {
-        // Where it would build, it does not get that far.
-        let mut command = Command::new("timeout");
-        command.arg("20").arg(&script).args(words).env("CARGO_TARGET_DIR", nothing.path());
-        command.env("CARGO", "false").env("PATH", "/usr/bin:/bin").stdin(Stdio::null()).output().unwrap()
-    };
-    let two = run(&["--down", "demo"]);
-    assert!(two.status.code() == Some(2) && said(&two).contains("one option at most"), "{}", said(&two));
-    let down = run(&["--down"]);
-    assert_eq!(down.status.code(), Some(1), "{}", said(&down));
-    assert!(said(&down).contains("nothing was started from here"), "{}", said(&down));
+fn what_sends_data_unencrypted_says_so_in_its_log() {
+    let Some(host) = Host::new("open") else { return };
+    let mut open = replica_at(&host, &host.path("data"), "tcp:127.0.0.1:0");
+    open.args(["--size", "16777216", "--insecure"]);
+    let mut open = Ended(open.spawn().unwrap());
+    let mut lines = BufReader::new(open.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let is_told = |line: &String| line.contains("insecure: data is not encrypted");
+    // What it says last before it can be reached.
+    let until = |line: &String| is_told(line) || line.contains("127.0.0.1") || line.starts_with("error");
+    let told = lines.find(until);
+    assert!(told.as_ref().is_some_and(is_told), "{told:?}");
+    // It begins with nobody: that is told before.
+    let engine = ["controller", "--root", host.dir.path().to_str().unwrap(), "--insecure", "--replica"];
+    let socket = format!("unix:{}", host.path("e.sock").display());
+    let words = ["by-hand=tcp:127.0.0.1:9", "--listen", &socket, &host.volume];
+    let text = said(&Command::new(LONGHORN).args(engine).args(words).output().unwrap());
+    assert_eq!(text.matches("insecure: data is not encrypted").count(), 1, "{text}");
+}
+
+#[test]
+fn an_engine_says_how_the_directory_of_its_authority_is_made() {
+    let Some(host) = Host::new("nowhere") else { return };
+    let (missing, key) = (host.path("missing"), host.path("key"));
+    fs::write(&key, [7; 32]).unwrap();
+    fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let socket = |name: &str| format!("unix:{}", host.path(name).display());
+    let mut engine = Command::new(LONGHORN);
+    engine.args(["controller", "--size", "16777216", "--listen", &socket("e.sock"), "--key-file"]).arg(&key);
+    engine.arg("--root").arg(host.dir.path()).arg("--authority").arg(&missing).arg(&host.volume);
+    // There may be more than one thing wrong; this one is the command line's.
+    let none = engine.output().unwrap();
+    assert!(said(&none).contains("at least one --replica"), "{}", said(&none));
+    assert!(none.status.code() == Some(3) && !missing.exists());
+    let done = engine.arg("--replica").arg(format!("by-hand={}", socket("d.sock"))).output().unwrap();
+    // Its disk may come back.
+    assert_eq!(done.status.code(), Some(1));
+    assert!(said(&done).contains(&format!("`mkdir -p {}`", missing.display())), "{}", said(&done));
+    assert!(!missing.exists());
 }
 
 #[test]
@@ -279,22 +302,20 @@ fn what_was_never_started_is_started_and_not_salvaged() {
     assert!(lost.contains("no replica") && !lost.contains("never started"), "{lost}");
 }
 
+/// Neither has to wait for a build.
 #[test]
-fn what_sends_data_unencrypted_says_so_in_its_log() {
-    let Some(host) = Host::new("open") else { return };
-    let mut open = replica_at(&host, &host.path("data"), "tcp:127.0.0.1:0");
-    open.args(["--size", "16777216", "--insecure"]);
-    let mut open = Ended(open.spawn().unwrap());
-    let mut lines = BufReader::new(open.0.stderr.take().unwrap()).lines().map(Result::unwrap);
-    let is_told = |line: &String| line.contains("insecure: data is not encrypted");
-    // What it says last before it can be reached.
-    let until = |line: &String| is_told(line) || line.contains("127.0.0.1") || line.starts_with("error");
-    let told = lines.find(until);
-    assert!(told.as_ref().is_some_and(is_told), "{told:?}");
-    // It begins with nobody: that is told before.
-    let engine = ["controller", "--root", host.dir.path().to_str().unwrap(), "--insecure", "--replica"];
-    let socket = format!("unix:{}", host.path("e.sock").display());
-    let words = ["by-hand=tcp:127.0.0.1:9", "--listen", &socket, &host.volume];
-    let text = said(&Command::new(LONGHORN).args(engine).args(words).output().unwrap());
-    assert_eq!(text.matches("insecure: data is not encrypted").count(), 1, "{text}");
+fn what_was_not_started_from_the_sources_is_not_stopped_from_there() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/run");
+    let nothing = tempfile::tempdir().unwrap();
+    let run = |words: &[&str]| {
+        // Where it would build, it does not get that far.
+        let mut command = Command::new("timeout");
+        command.arg("20").arg(&script).args(words).env("CARGO_TARGET_DIR", nothing.path());
+        command.env("CARGO", "false").env("PATH", "/usr/bin:/bin").stdin(Stdio::null()).output().unwrap()
+    };
+    let two = run(&["--down", "demo"]);
+    assert!(two.status.code() == Some(2) && said(&two).contains("one option at most"), "{}", said(&two));
+    let down = run(&["--down"]);
+    assert_eq!(down.status.code(), Some(1), "{}", said(&down));
+    assert!(said(&down).contains("nothing was started from here"), "{}", said(&down));
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use control::authority::RemoteAuthority;
 use control::engine::EngineError;
 use control::host::{
@@ -138,6 +138,7 @@ fn authority(
         );
         return Err(GivesUp(text).into());
     };
+    check_count(replicas.len())?;
     if let Some(socket) = manager_of(args) {
         let Some(generation) = args.generation else {
             let text = "an engine whose authority is a manager's socket needs --generation, which that manager issues";
@@ -145,6 +146,10 @@ fn authority(
         };
         let authority = RemoteAuthority::at(socket.into(), &args.volume);
         return Ok((generation.into(), Box::new(InCluster(authority))));
+    }
+    // What cannot be looked at may be there.
+    if directory.try_exists().is_ok_and(|there| !there) {
+        bail!("--authority: there is no directory {0}: `mkdir -p {0}` makes it", directory.display());
     }
     let authority = host::Authority::in_directory(directory);
     let generation = match args.generation {
@@ -223,7 +228,6 @@ fn options(
     let Some(size) = args.size else {
         return Err(GivesUp("an engine needs --size: the volume's size in bytes".to_owned()).into());
     };
-    check_count(replicas.len())?;
     let local = replicas.iter().all(|replica| replica.address.is_local());
     Ok(engine::Options {
         volume: args.volume.clone(),
