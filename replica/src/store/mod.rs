@@ -61,6 +61,7 @@ mod switch;
 mod tests;
 mod tree;
 mod zero;
+mod zeroed;
 
 #[cfg(test)]
 use tests::tape;
@@ -69,7 +70,7 @@ pub use backing::{BackingDifference, BackingFile};
 pub use chain::Committed;
 pub use checksum::{BlockSum, FoldedChecksums, LayerChecksums, Verdict};
 pub use clone::{CloneError, CloneOptions, Cloned, clone_snapshot};
-pub use data::{Answer, Closing, Piece, Recorded, Source, Store, ZeroPlan};
+pub use data::{Answer, Closing, Piece, Source, Store};
 pub use diff::{Change, ChangeKind};
 pub use directory::{CreateOptions, Directory, NewHead, NewZeroMap, OpenOptions};
 pub use disk::Alignment;
@@ -93,6 +94,7 @@ pub use rescue::{Doubt, DoubtKind};
 pub use scrub::{Hashed, RecordedChecksum, Rot, RotKind, ScrubError, ScrubReport, SnapshotLayer, Stored};
 pub use ssync::{SsyncError, Ssynced, receive_file, send_file};
 pub use survey::{Survey, survey};
+pub use zeroed::{Recorded, ZeroPlan};
 
 /// Our subdirectory, which Longhorn ignores.
 const ENGINE: &str = "engine";

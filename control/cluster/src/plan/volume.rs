@@ -14,6 +14,7 @@ mod draft;
 mod eviction;
 mod health;
 mod image;
+mod leaving;
 mod left;
 mod life;
 mod migration;

@@ -10,12 +10,13 @@ use lh_wire::{BlockState, ChainOp};
 
 use super::super::chain::Committed;
 use super::super::checksum::LayerChecksums;
-use super::super::data::{Answer, Source, Store, ZeroPlan};
+use super::super::data::{Answer, Source, Store};
 use super::super::directory::{CreateOptions, Directory, OpenOptions};
 use super::super::error::{ChainError, OpenError};
 use super::super::fold::{Fold, Step};
 use super::super::fs::Fs;
 use super::super::layer::LayerNo;
+use super::super::zeroed::ZeroPlan;
 use super::super::{create, disk, open};
 use super::tape::Tape;
 

@@ -1,4 +1,4 @@
-//! How many replicas a volume has, and where: made, waited for, replaced, moved, removed.
+//! How many replicas a volume has, and where: made, waited for, replaced, moved.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -6,19 +6,16 @@ use std::time::Duration;
 use super::draft::{Draft, name_of};
 use super::{Action, SCHEDULED};
 use crate::api::{
-    AutoBalance, CloneOrigin, Conditions, DataLocality, InstanceState, Quorum, Replica, ReplicaMode,
-    ReplicaSpec, TicketType,
+    AutoBalance, CloneOrigin, Conditions, DataLocality, InstanceState, Replica, ReplicaMode, ReplicaSpec,
+    TicketType,
 };
 use crate::plan::engine::SERVES;
 use crate::plan::served::{may_have_served, needed, was_never_served};
 use crate::plan::{FINALIZER, age, engine_name};
 use crate::schedule::{
     Cluster, Emptying, Failed, Locality, Placement, Refusal, Replenish, Resident, Want, balance,
-    broken_anti_affinity, choose_removal, place, place_all, replenish,
+    broken_anti_affinity, place, place_all, replenish,
 };
-
-/// How long a failed replica stays where the volume does not say, in minutes: Longhorn's two days.
-const STALE_MINUTES: u64 = 2880;
 
 /// How long a replica that failed before it was ever filled is left alone before another one is tried in its place; twice as long with
 /// each further one. Its engine takes it back by itself as soon as it can be filled.
@@ -244,7 +241,7 @@ impl Draft<'_> {
     }
 
     /// How long a replica that failed before it was filled stays.
-    fn patience_with(&self, unfilled: &ReplicaSpec) -> Duration {
+    pub(super) fn patience_with(&self, unfilled: &ReplicaSpec) -> Duration {
         let is_move = !unfilled.hard_node_affinity.is_empty();
         let own = if is_move { MOVE_AGAIN } else { tries_again_after(unfilled) };
         own.max(self.o.settings.replenishment_wait())
@@ -372,7 +369,7 @@ impl Draft<'_> {
     /// True for a replica that was made to take another one's place and is not filled yet: it is not one too many. One that
     /// failed before it was stays for a while: nothing moves while it is there, or a disk that cannot take a replica would be filled
     /// again and again.
-    fn is_moving_in(&mut self, resident: &Resident) -> bool {
+    pub(super) fn is_moving_in(&mut self, resident: &Resident) -> bool {
         let Some(spec) = self.replicas.get(&resident.name) else { return false };
         let is_made_for_it = !spec.hard_node_affinity.is_empty() && spec.healthy_at.is_empty();
         if !is_made_for_it || resident.healthy || resident.leaving {
@@ -478,57 +475,8 @@ impl Draft<'_> {
         self.actions.extend(names.into_iter().map(Action::ForgetReplica));
     }
 
-    /// Removes replicas that Longhorn made of a directory that another one has, and leaves that (`crate::plan::replica::fate`). A manager
-    /// of an older version would not: its node is one without this one's program yet.
-    pub(super) fn remove_spare(&mut self) {
-        let is_new =
-            |node: &String| self.o.cluster.nodes.get(node).is_some_and(|n| n.programs.contains(self.o.image));
-        for (name, node) in std::mem::take(&mut self.spare) {
-            if !is_new(&node) {
-                self.look_again(ROOM);
-                continue;
-            }
-            let message =
-                format!("replica {name} is Longhorn's second one of a directory that stays with another");
-            self.tell(false, "ReplicaRemoved", message);
-            self.actions.push(Action::DeleteReplica(name));
-        }
-    }
-
     pub(super) fn is_gone(&self, node: &str) -> bool {
         is_gone(node, self.o.cluster, self.o.nodes_up)
-    }
-
-    /// Removes one replica that is not needed any more.
-    pub(super) fn thin_out(&mut self) {
-        let wanted = self.wanted();
-        let residents = self.residents();
-        if !self.is_attached() {
-            return self.drop_unused(&residents);
-        }
-        let sound = residents.iter().filter(|r| r.healthy && !r.failed && !r.leaving).count();
-        let settled: Vec<Resident> = residents.iter().filter(|r| !self.is_moving_in(r)).cloned().collect();
-        let surplus = settled.len() > wanted && sound >= wanted;
-        let victim = if let Some(empty) = self.empty_leaver(&residents) {
-            Some(empty)
-        } else if surplus {
-            // What was begun is ended first, whatever has failed meanwhile: each majority has one in common with the next one only
-            // while they differ by one replica.
-            let let_go = settled.iter().find(|r| !r.healthy && self.was_let_go(&r.name));
-            let choose = || choose_removal(self.o.cluster, &self.want(0), &settled);
-            let_go.or_else(choose).map(|r| r.name.clone())
-        } else {
-            self.stale(&residents).or_else(|| self.keeps_out_a_successor(&residents))
-        };
-        let Some(name) = victim else { return };
-        // The engine lets go of it first: one that loses it without being asked stops everything for a moment.
-        if self.is_held(&name) {
-            self.dropped.insert(name);
-            return;
-        }
-        self.tell(false, "ReplicaRemoved", format!("replica {name} is not needed any more"));
-        self.replicas.remove(&name);
-        self.actions.push(Action::DeleteReplica(name));
     }
 
     /// True for one that the epoch or an engine names, though it may have been deleted since: an empty one of that name would be taken for
@@ -538,89 +486,9 @@ impl Draft<'_> {
     }
 
     /// True for a replica that the engine has, whatever it is to it.
-    fn is_held(&self, name: &str) -> bool {
+    pub(super) fn is_held(&self, name: &str) -> bool {
         let told = self.o.engine.and_then(|e| e.status.as_ref());
         told.is_some_and(|s| s.current_replica_address_map.contains_key(name))
-    }
-
-    /// True for one that the engine had to let go of, and has.
-    fn was_let_go(&self, name: &str) -> bool {
-        let is_told = self.o.engine.is_some_and(|e| e.spec.replica_address_map.contains_key(name));
-        self.tells_modes() && !is_told && !self.is_held(name)
-    }
-
-    /// A replica that failed, and that keeps out the one that was made in its place: where a majority decides, an engine takes one more
-    /// only if those in sync are more than half of all then. It would wait for as long as failed ones are kept.
-    fn keeps_out_a_successor(&self, residents: &[Resident]) -> Option<String> {
-        if self.o.volume.spec.quorum != Quorum::Majority || !self.tells_modes() {
-            return None;
-        }
-        let staying = || residents.iter().filter(|r| !r.failed && !r.leaving);
-        let runs = |r: &&Resident| self.replica_state(&r.name) == InstanceState::Running;
-        // The engine takes the successor as soon as it has let go of the one that failed.
-        let is_let_go = |r: &&Resident| r.failed && self.tells_epochs(&r.name) && self.was_let_go(&r.name);
-        if let Some(let_go) = residents.iter().find(is_let_go).filter(|_| staying().count() >= self.wanted())
-        {
-            return Some(let_go.name.clone());
-        }
-        staying().filter(|r| !self.is_held(&r.name)).find(runs)?;
-        let held = residents.iter().filter(|r| self.is_held(&r.name));
-        let (in_sync, all) = (held.clone().filter(|r| r.healthy).count(), held.clone().count());
-        // Fewer are none with which a volume goes on: those that failed are waited for.
-        let is_majority_of = |all: usize| in_sync > all / 2;
-        if is_majority_of(all + 1) || !is_majority_of(all) {
-            return None;
-        }
-        let failed = held.filter(|r| r.failed && self.mode(&r.name) == Some(ReplicaMode::Error));
-        let since =
-            |r: &&Resident| self.replicas.get(&r.name).and_then(|spec| age(&spec.failed_at, self.o.now));
-        failed.max_by_key(since).map(|r| r.name.clone())
-    }
-
-    /// Of a volume that nobody ever used a replica that leaves has nothing to hand over, and one that failed keeps its node from the next
-    /// one, and a majority from coming together.
-    fn drop_unused(&mut self, residents: &[Resident]) {
-        let rests = self.o.volume.spec.node_id.is_empty() && self.engine_state() == InstanceState::Stopped;
-        if !rests || !self.is_new() {
-            return;
-        }
-        let staying = residents.iter().filter(|r| !r.failed && !r.leaving).count();
-        let may_go = |r: &&Resident| r.failed || r.leaving && staying >= self.wanted();
-        if let Some(unused) = residents.iter().find(may_go) {
-            self.replicas.remove(&unused.name);
-            self.actions.push(Action::DeleteReplica(unused.name.clone()));
-        }
-    }
-
-    /// A replica that leaves before it was ever filled: it hands over nothing, and to fill it would only hold up the one that
-    /// takes its place, and whoever empties the node.
-    fn empty_leaver(&self, residents: &[Resident]) -> Option<String> {
-        let is_empty = |r: &&Resident| {
-            r.leaving
-                && !r.healthy
-                && self.replicas.get(&r.name).is_some_and(|spec| spec.healthy_at.is_empty())
-        };
-        let others_hold = residents.iter().any(|r| r.healthy && !r.failed);
-        residents.iter().find(is_empty).filter(|_| others_hold).map(|r| r.name.clone())
-    }
-
-    /// A replica that failed long ago, while others hold the data, and is not back: one that is being filled lacks less than one in
-    /// its place would. One that was never filled goes once another one is there in its place.
-    fn stale(&self, residents: &[Resident]) -> Option<String> {
-        let own = u64::try_from(self.o.volume.spec.stale_replica_timeout).unwrap_or_default();
-        let minutes = if own > 0 { own } else { STALE_MINUTES };
-        let limit = Duration::from_secs(minutes.saturating_mul(60));
-        let is_replaced = residents.iter().filter(|r| !r.failed && !r.leaving).count() >= self.wanted();
-        if !residents.iter().any(|r| r.healthy && !r.failed) {
-            return None;
-        }
-        let is_stale = |(name, spec): &(&String, &ReplicaSpec)| {
-            let was_filled = !spec.healthy_at.is_empty();
-            let limit = if was_filled { limit } else { self.patience_with(spec).min(limit) };
-            let is_old = age(&spec.failed_at, self.o.now).is_some_and(|a| a >= limit);
-            is_old && (was_filled || is_replaced) && self.mode(name) != Some(ReplicaMode::WriteOnly)
-        };
-        self.replicas.iter().find(is_stale).map(|(name, _)| name.clone())
     }
 
     /// Replicas whose process has not ended, as far as anybody can know, and that have not failed.
