@@ -18,9 +18,9 @@
 //! that comes twice or late changes nothing.
 //!
 //! What it knows lies with the rules for it, each part in a type of its own: who the replicas are and who are
-//! enough ([`mod@replicas`]), what the authority has ([`mod@authority`]), which epoch counts and which is next
-//! ([`mod@epochs`]), what the chain is and what is being done to it ([`mod@chain`]). What goes out, and what is
-//! not answered yet, is on the desk ([`mod@desk`]).
+//! enough (`replicas`), what the authority has (`authority`), which epoch counts and which is next
+//! (`epochs`), what the chain is and what is being done to it (`chain`). What goes out, and what is
+//! not answered yet, is on the desk (`desk`).
 
 mod ask;
 mod authority;

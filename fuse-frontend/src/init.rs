@@ -107,14 +107,15 @@ pub fn answer_init(request: &[u8]) -> Result<(Vec<u8>, Agreement), InitError> {
     Ok(([head.as_bytes(), out.as_bytes()].concat(), agreement))
 }
 
-/// INIT as it came: without FUSE_INIT_EXT (before Linux 5.17) it is 16 bytes long.
+/// INIT as it came: without FUSE_INIT_EXT (before Linux 5.17) it is 16 bytes long. Of one that ends between that and the end of today's
+/// nothing more is read: half a field offers nothing.
 fn read_init(bytes: &[u8]) -> Result<InitIn, InitError> {
     const SHORT: usize = 16;
     if bytes.len() < SHORT {
         return Err(InitError::NotInit);
     }
     let mut whole = [0; size_of::<InitIn>()];
-    let have = bytes.len().min(whole.len());
+    let have = if bytes.len() < whole.len() { SHORT } else { whole.len() };
     whole[..have].copy_from_slice(&bytes[..have]);
     Ok(zerocopy::transmute!(whole))
 }
@@ -176,6 +177,11 @@ mod tests {
         let full = init(31, init_flags::MAX_PAGES);
         assert_eq!(answer_init(&full[..56]).unwrap().1.max_write, 256 << 10);
         assert_eq!(answer_init(&full[..55]), Err(InitError::NotInit));
+        let full = init(45, u64::MAX);
+        for len in [57, 59, 103] {
+            let (_, agreement) = answer_init(&full[..len]).unwrap();
+            assert!(!agreement.can_resend(), "{len} bytes: half a field offers nothing");
+        }
     }
 
     #[test]
