@@ -29,7 +29,13 @@ class Host:
         return volume
 
     def ctl(self, *args, check=True, timeout=180):
-        return run(os.path.join(BIN, "longhornctl"), "--root", self.root, *args, check=check, timeout=timeout)
+        try:
+            return run(os.path.join(BIN, "longhornctl"), "--root", self.root, *args, check=check, timeout=timeout)
+        except SystemExit:
+            # The root goes with the scenario, and with it what its processes said last.
+            for when, text in self.log("")[-60:]:
+                print(f"    {datetime.datetime.fromtimestamp(when, datetime.UTC):%H:%M:%S.%f} {text}", file=sys.stderr)
+            raise
 
     def json(self, *args):
         return json.loads(self.ctl("-o", "json", *args).stdout)
