@@ -329,7 +329,7 @@ async fn a_reader_who_takes_nothing_keeps_no_volume_and_hears_that_it_is_not_all
 }
 
 #[tokio::test]
-async fn so_many_streams_at_a_time_and_no_more() {
+async fn sixteen_streams_at_a_time_and_no_more() {
     let (cluster, _fake) = start().await;
     cluster.hold_attachments("not now");
     let mut waiting = Vec::new();

@@ -36,6 +36,11 @@ impl Store {
     /// The disk's.
     pub fn plan_zero(&self, extent: Extent, in_doubt: bool, recorded: Recorded<'_>) -> io::Result<ZeroPlan> {
         let (head, base) = (self.at(self.head()), self.is_base(self.head()));
+        // Each layer's checksums are asked once: the runs may be thousands.
+        let expected = match base || self.rebuilding || in_doubt {
+            true => RangeSet::default(),
+            false => self.recorded_below(blocks(extent), head.rank, recorded),
+        };
         let (mut punch, mut marks) = (RangeSet::default(), RangeSet::default());
         for (range, held) in self.places.runs(blocks(extent)) {
             if base {
@@ -48,7 +53,8 @@ impl Store {
             {
                 marks.insert(range);
             } else {
-                let mut below = self.recorded_below(range.clone(), head.rank, recorded);
+                let mut below = RangeSet::default();
+                expected.within(range.clone()).for_each(|part| below.insert(part));
                 if held != 0 {
                     below.append(&self.held_below(range.clone(), head.rank)?);
                     punch.insert(range.clone());

@@ -3,43 +3,19 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::sync::Arc;
 
 use lh_block::BLOCK;
 use lh_wire::BlockState;
 
-use super::super::checksum::{FoldedChecksums, Recorded, Sums, Version, file_name};
+use super::super::checksum::{FoldedChecksums, file_name};
 use super::super::disk;
 use super::super::offline::SnapshotView;
 use super::super::pace::Pace;
-use super::super::scrub::{Hashed, SnapshotLayer};
+use super::super::scrub::Hashed;
+use super::scrub::{hash, layer, rot};
 use super::tape::Tape;
 use super::volume::{Volume, extent};
-
-fn layer(path: &Path, snapshot: &str) -> SnapshotLayer {
-    SnapshotLayer::open(path, snapshot).unwrap()
-}
-
-fn hash(path: &Path, snapshot: &str) -> Hashed {
-    layer(path, snapshot).hash(&Pace::new(0), &mut |_| {}).unwrap()
-}
-
-/// As in tests/scrub.rs.
-fn rot(path: &Path, snapshot: &str, change: impl Fn(&fs::File)) {
-    let before = layer(path, snapshot);
-    let file =
-        fs::OpenOptions::new().write(true).open(path.join(format!("volume-snap-{snapshot}.img"))).unwrap();
-    change(&file);
-    file.sync_all().unwrap();
-    let now = Version::of(&file).unwrap();
-    let sums = Sums::open(&path.join("engine"), before.id_for_tests().unwrap()).unwrap();
-    sums.unwrap().rebind(now).unwrap();
-    let record = path.join(file_name(snapshot));
-    let recorded = Recorded::parse(&fs::read(&record).unwrap()).unwrap();
-    let sum = recorded.of(before.version_for_tests().ctime).unwrap();
-    fs::write(record, Recorded::new(sum, now.ctime, "2026-11-20T06:04:40Z".into()).encode()).unwrap();
-}
 
 /// Rot of the kinds Lost and Appeared is carried along by a fold, and becomes the truth.
 fn folded_rot(change: impl Fn(&fs::File)) -> (Hashed, bool) {
@@ -147,6 +123,27 @@ fn what_was_trimmed_over_a_lost_block_stays_zero_when_a_scrub_brings_that_back()
     assert_eq!(volume.blocks()[5], 0, "old data shows through the hole of the head");
 }
 
+/// A head of many pieces over many snapshots: what is on record costs one question to each layer, not one for each piece.
+#[test]
+fn a_trim_asks_each_layer_once_what_it_should_hold() {
+    let place = tempfile::tempdir().unwrap();
+    let mut volume = Volume::create(&place.path().join("replica"));
+    for (tag, name) in [(1, "one"), (2, "two"), (3, "three")] {
+        volume.write(extent(2, 8), 1);
+        volume.snapshot(tag, name).unwrap();
+    }
+    for block in (0..60).step_by(2) {
+        volume.write(extent(block, 1), 2);
+    }
+    let mut asked = 0;
+    let plan = volume.store.plan_zero(extent(0, 60), false, &mut |_, _| {
+        asked += 1;
+        vec![extent(21, 1)]
+    });
+    assert_eq!(asked, 3);
+    assert!(plan.unwrap().marks.contains(&extent(21, 1)), "a layer below may get that back");
+}
+
 /// A view that was opened while its snapshot was not settled, and what a repair brought before it was.
 #[test]
 fn what_was_looked_at_before_a_snapshot_was_repaired_is_not_called_lasting() {
@@ -175,7 +172,7 @@ fn what_was_looked_at_before_a_snapshot_was_repaired_is_not_called_lasting() {
 /// program opens the directory, which replaces volume.meta.
 #[test]
 fn an_import_finishes_a_fold_of_the_head_that_was_cut_short() {
-    let mut refused = Vec::new();
+    let (mut refused, mut ended) = (Vec::new(), false);
     for steps in 0..200 {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("replica");
@@ -201,8 +198,10 @@ fn an_import_finishes_a_fold_of_the_head_that_was_cut_short() {
             Err(e) => refused.push(format!("{steps}: {e}")),
         }
         if done {
+            ended = true;
             break;
         }
     }
     assert!(refused.is_empty(), "{refused:#?}");
+    assert!(ended, "the fold has more steps than were tried");
 }

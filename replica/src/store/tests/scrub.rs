@@ -33,7 +33,7 @@ fn sample(path: &Path) -> Volume {
     volume
 }
 
-fn layer(path: &Path, snapshot: &str) -> SnapshotLayer {
+pub(super) fn layer(path: &Path, snapshot: &str) -> SnapshotLayer {
     SnapshotLayer::open(path, snapshot).unwrap()
 }
 
@@ -41,12 +41,12 @@ fn scrub(path: &Path, snapshot: &str) -> ScrubReport {
     layer(path, snapshot).scrub(&Pace::new(0), &mut |_| {}).unwrap()
 }
 
-fn hash(path: &Path, snapshot: &str) -> super::super::scrub::Hashed {
+pub(super) fn hash(path: &Path, snapshot: &str) -> super::super::scrub::Hashed {
     layer(path, snapshot).hash(&Pace::new(0), &mut |_| {}).unwrap()
 }
 
 /// Changes a snapshot's file, and makes its checksums forget that somebody did.
-fn rot(path: &Path, snapshot: &str, change: impl Fn(&fs::File)) {
+pub(super) fn rot(path: &Path, snapshot: &str, change: impl Fn(&fs::File)) {
     let before = layer(path, snapshot);
     let file =
         fs::OpenOptions::new().write(true).open(path.join(format!("volume-snap-{snapshot}.img"))).unwrap();
