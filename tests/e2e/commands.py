@@ -387,6 +387,37 @@ def unwatched(host):
     shown("a volume whose manager was killed says so")
 
 
+def unwatched_in_between(host):
+    """A command has the volume's lock and waits for a replica that is gone, and so is the manager that would start it. `up`, as the host's
+    service manager gives it, comes through; and without it the command gets a manager by itself."""
+    for healer in ("up", None):
+        volume = host.name(f"waits-{healer}")
+        host.up(volume, "--size", "16MiB", "--replicas", "2", "--quorum", "majority", "--frontend", "none")
+        host.ctl("snapshot", "create", volume, "one")
+        manager = int(open(os.path.join(host.root, "run", "instance-manager.lock")).readline())
+        stand_still(manager)
+        os.kill(host.status(volume)["replicas"][0]["pid"], signal.SIGKILL)
+        wait_for("the outage", lambda: "too few replicas" in host.status(volume)["remark"], 30)
+        ctl = [os.path.join(BIN, "longhornctl"), "--root", host.root]
+        removes = subprocess.Popen([*ctl, "snapshot", "rm", volume, "one"], stderr=subprocess.PIPE, text=True)
+        time.sleep(1.5)
+        expect(removes.poll() is None, "it does not wait for the replica")
+        os.kill(manager, signal.SIGKILL)
+        os.kill(manager, signal.SIGCONT)
+        wait_for("the manager's end", lambda: not os.path.exists(f"/proc/{manager}"), 10)
+        if healer:
+            host.ctl(healer, volume, timeout=60)
+        try:
+            said = removes.communicate(timeout=60)[1]
+        except subprocess.TimeoutExpired:
+            removes.kill()
+            expect(False, "a command waits for a replica that nobody starts")
+        expect(removes.returncode == 0, said)
+        host.ctl("down", volume)
+        host.ctl("rm", volume, "--yes")
+    shown("a command that waits for a replica has a manager that starts it")
+
+
 def full_disk(host):
     """Replicas on a disk that is full: writes wait, and status says for what."""
     disk, place, volume = os.path.join(host.root, "disk.img"), os.path.join(host.root, "disk"), host.name("full")
@@ -812,6 +843,7 @@ def main():
     beside_tls(host)
     seen_enough(host)
     unwatched(host)
+    unwatched_in_between(host)
     full_disk(host)
     out_of_full_disk(host)
     on_itself(host)

@@ -252,6 +252,11 @@ impl Ballot {
         self.yes = self.yes.without(member);
     }
 
+    /// Those who said yes.
+    pub(super) const fn yes(&self) -> MemberSet {
+        self.yes
+    }
+
     /// Somebody was asked.
     pub(super) const fn begun(&self) -> bool {
         !self.sent.is_empty()

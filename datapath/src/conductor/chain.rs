@@ -15,6 +15,7 @@
 //! Snapshots that an engine before, or a rebuild, left unsettled are settled by a task that begins with `Flushing`.
 
 mod state;
+mod waits;
 
 use std::sync::Arc;
 
@@ -116,6 +117,9 @@ impl Conductor {
             Stage::Ended => false,
         };
         self.chain.task = Some(task).filter(|t| !matches!(t.stage, Stage::Ended));
+        if self.chain.task.is_none() {
+            self.chain.next_waits(self.desk.now);
+        }
         moved
     }
 
@@ -503,13 +507,12 @@ impl Conductor {
     }
 
     pub(super) fn chain_deadline(&self) -> Option<u64> {
-        let task = self.chain.task.as_ref()?;
-        let due = match task.stage {
+        let due = self.chain.task.as_ref().and_then(|task| match task.stage {
             Stage::Flushing { flying: false, not_before } => Some(not_before),
             Stage::Pausing(_) => task.paused.map(|since| since.saturating_add(PAUSE_MAX)),
             _ => None,
-        };
-        due.filter(|at| *at > self.desk.now)
+        });
+        [due, self.chain.late_at()].into_iter().flatten().filter(|at| *at > self.desk.now).min()
     }
 }
 

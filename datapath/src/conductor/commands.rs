@@ -68,7 +68,7 @@ impl Conductor {
         if self.chain.backlog.len() >= CHANGES_MAX {
             return Err(CommandError::TooManyWait(CHANGES_MAX));
         }
-        self.chain.backlog.push_back((id, op));
+        self.chain.wants(id, op, self.desk.now);
         Ok(())
     }
 

@@ -95,7 +95,7 @@ impl Rebuild {
     }
 
     /// The target's chain is not yet the one that snapshots are taken of.
-    const fn is_setting_up(&self) -> bool {
+    pub(super) const fn is_setting_up(&self) -> bool {
         matches!(self.stage, Stage::Asking | Stage::Beginning | Stage::Attaching(_) | Stage::Remembering(_))
     }
 }

@@ -88,7 +88,7 @@ pub struct Status {
     pub robustness: Robustness,
     /// The device may be shown.
     pub open: bool,
-    /// What a start or a volume without enough members waits for.
+    /// What a start, a volume without enough members or a chain operation waits for.
     pub waiting_for: Option<String>,
     /// Its replicas, in the order of the table.
     pub replicas: Vec<ReplicaStatus>,
@@ -120,7 +120,10 @@ impl Conductor {
     pub fn status(&self) -> Status {
         let waiting = match self.outage {
             Some(_) => Some("too few replicas are left".to_owned()),
-            None => self.authority.waiting_for().or_else(|| self.waiting_for.clone()),
+            None => {
+                let start = self.authority.waiting_for().or_else(|| self.waiting_for.clone());
+                start.or_else(|| self.chain_waits_for())
+            }
         };
         Status {
             robustness: self.robustness(),

@@ -1,5 +1,6 @@
 //! An engine for one operation: the volume's own if it is up, else one that shows nothing and ends afterwards.
 
+use std::convert::Infallible;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,9 @@ const SOON: Duration = Duration::from_secs(3);
 
 /// How long is waited for an engine that is started again, as after it died, or was exchanged by an upgrade.
 const COMES_BACK: Duration = Duration::from_secs(15);
+
+/// How often work that takes long looks whether there is a manager.
+const WATCH: Duration = Duration::from_secs(5);
 
 /// How often is looked whether it is there.
 const LOOK: Duration = Duration::from_millis(50);
@@ -70,15 +74,55 @@ pub(super) async fn reach(root: &Root, volume: &str) -> Result<Channel> {
     }
 }
 
-/// Awaits what the volume's engine answers. Where that takes long, whoever looks on is told what is being waited for.
-pub(super) async fn answer<T>(volume: &str, progress: &mut Progress, asked: impl Future<Output = T>) -> T {
+/// Awaits what the volume's engine answers. Where that takes long, whoever looks on is told what is being waited for, and a manager
+/// that died meanwhile is started again.
+pub(super) async fn answer<T>(
+    root: &Root,
+    volume: &str,
+    progress: &mut Progress,
+    asked: impl Future<Output = T>,
+) -> T {
     let mut asked = pin!(asked);
-    match tokio::time::timeout(SOON, asked.as_mut()).await {
-        Ok(answer) => answer,
-        Err(_) => {
-            progress.say(&format!("the engine has not answered yet: see `longhornctl status {volume}`"));
-            asked.await
+    if let Ok(answer) = tokio::time::timeout(SOON, asked.as_mut()).await {
+        return answer;
+    }
+    progress.say(&format!("the engine has not answered yet: see `longhornctl status {volume}`"));
+    tokio::select! {
+        answer = watched(root, asked) => answer,
+        never = tell_waits(root, volume, progress) => match never {},
+    }
+}
+
+/// Says what the volume's engine waits for, whenever that is another thing than before.
+async fn tell_waits(root: &Root, volume: &str, progress: &mut Progress) -> Infallible {
+    let mut told = String::new();
+    loop {
+        if let Some(engine) = ask_engine(root, volume).await
+            && engine.volume.waiting_for != told
+        {
+            told = engine.volume.waiting_for;
+            if !told.is_empty() {
+                progress.say(&format!("waiting: {told}"));
+            }
         }
+        tokio::time::sleep(SOON).await;
+    }
+}
+
+/// Does some work that may wait for a process of the volume, with somebody there who starts one that died. Without a manager the
+/// engine would wait for the replica, this command, which has the volume's lock, for the engine, and `up` for the lock.
+pub(super) async fn watched<T>(root: &Root, work: impl Future<Output = T>) -> T {
+    tokio::select! {
+        done = work => done,
+        never = watch(root) => match never {},
+    }
+}
+
+async fn watch(root: &Root) -> Infallible {
+    loop {
+        tokio::time::sleep(WATCH).await;
+        // What is needed and cannot be started is told by whoever waits for it.
+        Manager::ensure(root).await.ok();
     }
 }
 
@@ -101,7 +145,7 @@ pub(super) async fn with_engine<T>(
     }
     let has_engine = ProcessRecord::load(root, &engine_name(volume))?.is_some();
     if has_engine && !is_left_over(root, &record)? {
-        return work(&mut record, &mut progress).await;
+        return watched(root, work(&mut record, &mut progress)).await;
     }
     // Replicas without an engine, or with one that shows nothing, are what such a command left that was broken off.
     LiveDirs::default().check_free(volume, root)?;
@@ -114,7 +158,7 @@ pub(super) async fn with_engine<T>(
     let worked = async {
         start(root, &quiet, &mut manager, false, &mut progress).await?;
         wait_until_usable(root, &quiet, &mut manager, &mut progress).await?;
-        work(&mut record, &mut progress).await
+        watched(root, work(&mut record, &mut progress)).await
     };
     let done = tokio::select! {
         done = worked => done,

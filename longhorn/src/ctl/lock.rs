@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use control::host::{LockError, RecordError, Root, VolumeLock, VolumeRecord};
 
+use super::manager::Manager;
 use crate::progress::Progress;
 
 /// How long another command may hold the volume.
@@ -24,21 +25,23 @@ pub(super) fn name(root: &Root, volume: &str) -> Result<VolumeLock, LockError> {
 /// the one that comes second finds it up.
 pub(super) const START_PATIENCE: Duration = Duration::from_secs(120);
 
-/// The same for `up`, which says that it waits.
+/// The same for `up`, which says that it waits. Whoever has the lock may wait for a process that no manager starts: there is one from then
+/// on.
 ///
 /// # Errors
-/// As [`name`].
-pub(super) fn name_to_start(
+/// As [`name`]; or there is no manager, and none can be started.
+pub(super) async fn name_to_start(
     root: &Root,
     volume: &str,
     progress: &mut Progress,
-) -> Result<VolumeLock, LockError> {
+) -> anyhow::Result<VolumeLock> {
     match VolumeLock::take(root, volume, SILENCE) {
         Err(LockError::Busy(_)) => {
             progress.say("waiting until another command is done with the volume");
-            VolumeLock::take(root, volume, START_PATIENCE)
+            Manager::ensure(root).await?;
+            Ok(VolumeLock::take(root, volume, START_PATIENCE)?)
         }
-        taken => taken,
+        taken => Ok(taken?),
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) async fn run(context: &Context, volume: &str, size: u64) -> Result<()
     }
     with_engine(context, volume, async |record, progress| {
         let mut engine = ControllerServiceClient::new(reach(root, volume).await?);
-        let now = answer(volume, progress, engine.volume_get(())).await?.into_inner().size;
+        let now = answer(root, volume, progress, engine.volume_get(())).await?.into_inner().size;
         let wanted = i64::try_from(size)?;
         if now != wanted {
             progress.say("growing every replica");

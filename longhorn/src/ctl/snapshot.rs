@@ -43,7 +43,8 @@ pub(super) async fn create(context: &Context, volume: &str, new: NewSnapshot) ->
         freeze_filesystem: new.freeze,
     };
     let asked = request.name.clone();
-    let name = match answer(volume, &mut Progress::new(), engine.volume_snapshot(request)).await {
+    let asked_for = engine.volume_snapshot(request);
+    let name = match answer(&context.root, volume, &mut Progress::new(), asked_for).await {
         Ok(taken) => taken.into_inner().name,
         Err(refused) if refused.code() == tonic::Code::AlreadyExists => {
             return Err(taken_name(context, &record, &asked).await);

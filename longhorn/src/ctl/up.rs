@@ -56,7 +56,7 @@ async fn bring_up(
 ) -> Result<(VolumeView, bool)> {
     let root = &context.root;
     root.create()?;
-    let lock = lock::name_to_start(root, volume, progress)?;
+    let lock = lock::name_to_start(root, volume, progress).await?;
     LiveDirs::default().check_free(volume, root)?;
     if let Some(record) = lock::found(root, volume)?
         && (engine::is_left_over(root, &record)? || engine::is_ending(root, &record).await)

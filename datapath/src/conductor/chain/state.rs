@@ -27,6 +27,8 @@ pub(in crate::conductor) struct Chain {
     pub(in crate::conductor) volume: Volume,
     pub(super) task: Option<Task>,
     pub(in crate::conductor) backlog: Backlog,
+    /// Since when the first of them waits for its turn, or for its end.
+    pub(super) since: Option<u64>,
     /// Numbers operations and ballots.
     tasks: u64,
     /// The last chain operation that this engine decided to carry out.
@@ -41,9 +43,21 @@ impl Chain {
             volume: Volume { size, ..Volume::default() },
             task: None,
             backlog: VecDeque::new(),
+            since: None,
             tasks: 0,
             decided: None,
         }
+    }
+
+    /// Asks for an operation; it waits for its turn.
+    pub(in crate::conductor) fn wants(&mut self, command: CommandId, op: ChainOp, now_ns: u64) {
+        self.backlog.push_back((command, op));
+        self.since.get_or_insert(now_ns);
+    }
+
+    /// An operation has ended.
+    pub(super) fn next_waits(&mut self, now_ns: u64) {
+        self.since = (!self.backlog.is_empty()).then_some(now_ns);
     }
 
     pub(super) const fn next_number(&mut self) -> u64 {
