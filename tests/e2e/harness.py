@@ -35,7 +35,24 @@ class Host:
             # The root goes with the scenario, and with it what its processes said last.
             for when, text in self.log("")[-60:]:
                 print(f"    {datetime.datetime.fromtimestamp(when, datetime.UTC):%H:%M:%S.%f} {text}", file=sys.stderr)
+            self.show()
             raise
+
+    def show(self):
+        """Prints what runs, and what is said of the volumes."""
+        for pid in self.processes():
+            try:
+                words = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\0")[:4]
+            except OSError:
+                continue
+            print(f"    runs: {pid} {b' '.join(words).decode(errors='replace')}", file=sys.stderr)
+        for volume in self.volumes:
+            command = [os.path.join(BIN, "longhornctl"), "--root", self.root, "-o", "json", "status", volume]
+            try:
+                said = subprocess.run(command, capture_output=True, text=True, timeout=20)
+            except subprocess.TimeoutExpired:
+                continue
+            print(f"    {volume}: {' '.join((said.stdout + said.stderr).split())}", file=sys.stderr)
 
     def json(self, *args):
         return json.loads(self.ctl("-o", "json", *args).stdout)
