@@ -55,7 +55,10 @@ fn root_with_a_volume() -> (tempfile::TempDir, Root) {
     let generation = authority.issue_generation(Generation::default()).unwrap();
     let members = vec![replica_name("demo", "4e5f6a7b")];
     authority
-        .store_epoch(None, &Epoch { generation, counter: 1, members, id: Instance(1), after: None })
+        .store_epoch(
+            None,
+            &Epoch { generation, counter: 1, members, id: Instance(1), after: None, round: None },
+        )
         .unwrap();
     (dir, root)
 }
@@ -521,7 +524,8 @@ fn a_clone_that_does_not_fit_says_how_much_it_takes_and_leaves_nothing() {
     record.create(&root).unwrap();
     let authority = record.authority(&root);
     let generation = authority.issue_generation(Generation::default()).unwrap();
-    let epoch = Epoch { generation, counter: 1, members: vec![name], id: Instance(1), after: None };
+    let epoch =
+        Epoch { generation, counter: 1, members: vec![name], id: Instance(1), after: None, round: None };
     authority.store_epoch(None, &epoch).unwrap();
 
     let refused = ctl(&root, &["clone", "demo", "copy"]);

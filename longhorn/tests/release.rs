@@ -115,7 +115,11 @@ fn closed(path: &Path, counter: Option<u64>, members: &[&str]) {
         let generation = Generation::from(1 << 32);
         // Unlike any other, and alike in the replicas of one epoch.
         let id = Instance(u128::from(counter));
-        assert!(directory.store_epoch(Epoch { generation, counter, members, id, after: None }).unwrap());
+        assert!(
+            directory
+                .store_epoch(Epoch { generation, counter, members, id, after: None, round: None })
+                .unwrap()
+        );
     }
     directory.close_clean(store.close()).unwrap();
 }

@@ -13,7 +13,14 @@ use serve_client::{Client, MIB, SIZE, Server, generation, pattern, places, sessi
 
 fn epoch(counter: u64, members: &[&str]) -> Epoch {
     let members = members.iter().map(|m| (*m).to_owned()).collect();
-    Epoch { generation: generation(1), counter, members, id: Instance(counter.into()), after: None }
+    Epoch {
+        generation: generation(1),
+        counter,
+        members,
+        id: Instance(counter.into()),
+        after: None,
+        round: None,
+    }
 }
 
 fn ok(c: &mut Client<UnixStream>, control: &Control) {

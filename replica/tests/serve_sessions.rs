@@ -270,7 +270,7 @@ fn closed_cleanly_and_used_again() {
 fn epochs_are_kept() {
     let place = tempfile::tempdir().unwrap();
     let (members, id) = (vec!["a".into()], Instance(5));
-    let epoch = Epoch { generation: generation(1), counter: 2, members, id, after: None };
+    let epoch = Epoch { generation: generation(1), counter: 2, members, id, after: None, round: None };
     let server = Server::start(place.path());
     let mut c = session(&server.socket, 1, 1);
     assert_eq!(c.control(&Control::SetEpoch { epoch: epoch.clone(), out: Vec::new() }).status(), Status::Ok);

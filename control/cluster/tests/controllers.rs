@@ -891,6 +891,7 @@ fn epoch(attachment: u32, counter: u64) -> Epoch {
         members: vec!["demo-r-1".into()],
         id: Instance(u128::from(counter) + 1),
         after: None,
+        round: None,
     }
 }
 

@@ -261,6 +261,7 @@ mod tests {
             members: members.iter().map(|m| (*m).to_owned()).collect(),
             id: Instance(u128::from(attachment) << 64 | u128::from(counter)),
             after: None,
+            round: None,
         }
     }
 

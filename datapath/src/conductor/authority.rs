@@ -197,7 +197,7 @@ mod tests {
 
     fn epoch(generation: u64, counter: u64) -> Epoch {
         let (generation, id) = (Generation::from(generation), Instance(u128::from(counter)));
-        Epoch { generation, counter, members: vec!["r1".into()], id, after: None }
+        Epoch { generation, counter, members: vec!["r1".into()], id, after: None, round: None }
     }
 
     #[test]

@@ -318,6 +318,7 @@ mod tests {
             members: members.iter().map(|m| (*m).to_owned()).collect(),
             id: Instance(u128::from(counter)),
             after: None,
+            round: None,
         }
     }
 

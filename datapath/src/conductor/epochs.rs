@@ -66,6 +66,7 @@ impl Epochs {
             members,
             id: Instance(self.instance.0.wrapping_add(u128::from(self.counter))),
             after: self.recorded,
+            round: None,
         }
     }
 
@@ -145,7 +146,7 @@ mod tests {
 
     fn before() -> Epoch {
         let generation = Generation::from(6);
-        Epoch { generation, counter: 9, members: names(&["a", "b"]), id: Instance(9), after: None }
+        Epoch { generation, counter: 9, members: names(&["a", "b"]), id: Instance(9), after: None, round: None }
     }
 
     #[test]

@@ -9,6 +9,7 @@ fn epoch(attachment: u32, counter: u64, members: &[&str]) -> Epoch {
         members: members.iter().map(|m| (*m).to_owned()).collect(),
         id: Instance(u128::from(counter)),
         after: None,
+        round: None,
     }
 }
 

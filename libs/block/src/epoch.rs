@@ -53,6 +53,27 @@ impl std::fmt::Display for Generation {
     }
 }
 
+/// Counts how often the members of a volume have agreed that marks of the intent bitmap may be taken back.
+///
+/// The next one is asked for only when every member has recorded the last one: so no two are further apart than one
+/// (`docs/invariants.md`, 8).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Round(pub u64);
+
+impl Round {
+    /// The one after it.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
+    }
+
+    /// No member is in this one while another is in that.
+    const fn is_behind(self, other: Self) -> bool {
+        self.next().0 < other.0
+    }
+}
+
 /// What epochs of one volume are ordered and compared-and-swapped by.
 pub type EpochOrder = (Generation, u64);
 
@@ -75,9 +96,14 @@ pub struct Epoch {
     /// epoch, or whoever passed this one on does not know of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<EpochOrder>,
+    /// Of a replica's record, the round that it is in; of an epoch that is made, the one that its members are in then. `None`: as for
+    /// `after`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round: Option<Round>,
 }
 
-/// By what every program passes on: [`Epoch::after`] is lost with one that does not know it, and does not tell two epochs apart.
+/// By what every program passes on: [`Epoch::after`] and [`Epoch::round`] are lost with one that does not know them, and do not tell two epochs
+/// apart.
 impl PartialEq for Epoch {
     fn eq(&self, other: &Self) -> bool {
         self.order() == other.order() && self.id == other.id && self.members == other.members
@@ -95,6 +121,12 @@ impl Epoch {
     /// True if one has counted that is younger than that: whoever has recorded this epoch knows of it (`docs/invariants.md`, 12).
     pub fn outdates(&self, older: EpochOrder) -> bool {
         self.after > Some(older)
+    }
+
+    /// True if whoever has recorded this is an older copy of a replica's directory, since another one has recorded that. Who tells no
+    /// round is not known to be.
+    pub fn is_behind(&self, other: &Self) -> bool {
+        self.round.zip(other.round).is_some_and(|(own, other)| own.is_behind(other))
     }
 
     /// True if the replica of that name is a member.
@@ -132,9 +164,26 @@ mod tests {
         let written = serde_json::to_string(&epoch).unwrap();
         assert_eq!(serde_json::from_str::<Epoch>(&written).unwrap().after, epoch.after);
         assert_eq!(epoch, read);
+        let later = Epoch { round: Some(Round(7)), ..read.clone() };
+        let written = serde_json::to_string(&later).unwrap();
+        assert!(written.ends_with(r#","round":7}"#), "{written}");
+        assert_eq!(serde_json::from_str::<Epoch>(&written).unwrap().round, later.round);
+        assert_eq!(later, read);
         assert_ne!(epoch, Epoch { id: Instance(13), ..epoch.clone() });
         assert_ne!(epoch, Epoch { members: Vec::new(), ..epoch.clone() });
         assert_ne!(epoch, Epoch { counter: 5, ..epoch.clone() });
+    }
+
+    #[test]
+    fn an_older_copy_is_two_rounds_behind() {
+        let at = |round: u64| Epoch { round: Some(Round(round)), ..Epoch::default() };
+        for (own, other, behind) in [(3, 3, false), (3, 4, false), (3, 5, true), (5, 3, false), (0, 2, true)]
+        {
+            assert_eq!(at(own).is_behind(&at(other)), behind, "{own} and {other}");
+        }
+        assert!(!at(u64::MAX).is_behind(&at(u64::MAX)));
+        let unknown = Epoch::default();
+        assert!(!unknown.is_behind(&at(9)) && !at(0).is_behind(&unknown));
     }
 
     #[test]

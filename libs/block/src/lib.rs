@@ -19,7 +19,7 @@ pub use allocation::{ALLOCATION_MAX, RUNS_MAX, Run, Runs, are_runs, runs};
 pub use boot::boot;
 pub use chain::{LAYERS_MAX, SNAPSHOTS_MAX};
 pub use device::{Device, Done, Geometry, Op, Request};
-pub use epoch::{Epoch, EpochOrder, Generation, Instance, REPLICAS_MAX};
+pub use epoch::{Epoch, EpochOrder, Generation, Instance, REPLICAS_MAX, Round};
 pub use error::IoError;
 pub use extent::{BLOCK, Extent, SECTOR};
 pub use hash::fnv1a;

@@ -139,7 +139,7 @@ pub(super) fn carry_out(root: &Root, record: &VolumeRecord, found: &Found, chose
         Err(AuthorityError::Damaged { .. }) => highest.next_attachment(),
         Err(e) => return Err(e.into()),
     };
-    let epoch = Epoch { generation, counter: 1, members, id, after: None };
+    let epoch = Epoch { generation, counter: 1, members, id, after: None, round: None };
     for replica in record.replicas.iter().filter(|r| chosen.names.contains(&r.name)) {
         let (mut directory, store) =
             Directory::open(&replica.directory, &OpenOptions { lock_wait: PASSING })?;

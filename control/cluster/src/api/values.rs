@@ -173,6 +173,7 @@ impl EpochRecord {
             id: Instance(id),
             // Who starts by the epoch that is stored here needs no more: its members have recorded that one.
             after: None,
+            round: None,
         })
     }
 }
@@ -273,6 +274,7 @@ mod tests {
             members: vec!["a".to_owned(), "b".to_owned()],
             id: Instance(u128::MAX - 5),
             after: None,
+            round: None,
         };
         let json = serde_json::to_string(&EpochRecord::from(&epoch)).unwrap();
         assert!(json.contains("\"generation\":\"30064771075\""), "{json}");

@@ -154,6 +154,7 @@ impl Engine {
             members,
             id: Instance(id.into()),
             after: recorded,
+            round: None,
         }
     }
 }

@@ -211,6 +211,7 @@ async fn a_stopped_volume_is_told_from_its_record_alone() {
         members: vec![record.replicas[1].name.clone()],
         id: lh_block::Instance(1),
         after: None,
+        round: None,
     };
     authority.store_epoch(None, &epoch).unwrap();
     let view = observe(&root, &record).await.unwrap();

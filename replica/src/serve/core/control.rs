@@ -199,7 +199,9 @@ impl Core {
         }
         let next = self.next_epoch.as_ref().map(|(next, _)| next);
         match next.or(self.epoch.as_ref()) {
-            Some(stored) if stored == epoch && stored.after >= epoch.after => Step::Answer,
+            Some(stored) if stored == epoch && stored.after >= epoch.after && stored.round >= epoch.round => {
+                Step::Answer
+            }
             Some(stored) if stored != epoch && stored.order() >= epoch.order() => Step::Refuse(format!(
                 "this replica has a younger epoch: generation {}, number {}",
                 stored.generation, stored.counter

@@ -8,6 +8,8 @@
 //!   and all of the chunks that are marked, hold everything.
 //! - An outsider's base is the last epoch that had it, as this replica recorded it. A replica that was out itself has
 //!   not seen every write: it keeps nothing of epochs before its return.
+//! - So the base has the round that this replica was in. One that returns in a round behind that is an older copy of the one that left:
+//!   it may lack what no trail tells of.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -245,7 +247,7 @@ impl Missed {
 
     /// A page of what a replica may lack that was last in `base`; `None`: this replica cannot tell.
     pub(super) fn page(&self, replica: &str, base: &Epoch, from: u64, size: u64) -> Option<MapPage> {
-        self.out.iter().find(|o| o.replica == replica && o.base == *base)?;
+        self.out.iter().find(|o| o.replica == replica && o.base == *base && !base.is_behind(&o.base))?;
         let volume = Extent::new(0, size);
         // To count them takes a look at all: once is enough.
         let mut page = MapPage { total: (from == 0).then(|| self.bytes()), ..MapPage::default() };
@@ -284,7 +286,7 @@ impl Missed {
 
 #[cfg(test)]
 mod tests {
-    use lh_block::{Generation, Instance};
+    use lh_block::{Generation, Instance, Round};
 
     use super::*;
 
@@ -297,6 +299,7 @@ mod tests {
             members: members.iter().map(|m| (*m).to_owned()).collect(),
             id: Instance(counter.into()),
             after: None,
+            round: None,
         }
     }
 
@@ -322,6 +325,21 @@ mod tests {
         assert_eq!((page.next, page.total), (None, Some(2 * BLOCK)));
         assert_eq!(m.page("3", &epoch(2, &["1", "2"]), 0, u64::MAX), None, "another epoch");
         assert_eq!(m.page("2", &epoch(1, &["1", "2", "3"]), 0, u64::MAX), None, "another replica");
+    }
+
+    /// Its directory was put back as it was two rounds before it left, or more: marks have gone since of what it lacks.
+    #[test]
+    fn an_older_copy_of_the_one_that_left_is_told_nothing() {
+        let at = |round: Option<u64>| Epoch { round: round.map(Round), ..epoch(1, &["1", "2", "3"]) };
+        let mut m = Missed::new(CHUNK, &[], &[], &[]);
+        m.note(block(5));
+        let out = m.after(Some(&at(Some(7))), &epoch(2, &["1", "2"]), &["3".into()], false);
+        m.set_out(out, |_| true);
+        let told = |round| m.page("3", &at(round), 0, u64::MAX).map(|page| page.ranges);
+        for round in [Some(6), Some(7), Some(8), None] {
+            assert_eq!(told(round), Some(vec![block(5)]), "{round:?}");
+        }
+        assert_eq!((told(Some(5)), told(Some(0))), (None, None));
     }
 
     #[test]

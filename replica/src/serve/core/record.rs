@@ -155,6 +155,11 @@ impl Core {
     /// The epoch counts for this replica: who is out is remembered.
     fn epoch_stored(&mut self, epoch: lh_block::Epoch, names: &[String]) {
         let out = self.leavers(self.epoch.as_ref(), &epoch, names);
+        if self.epoch.as_ref() == Some(&epoch) && out == self.missed.out() {
+            // Another round of the same: nothing is to be looked through for it.
+            self.epoch = Some(epoch);
+            return;
+        }
         self.strange = false;
         #[cfg(feature = "sabotage")]
         if self.sabotage.map_begins_empty && out.len() > self.missed.out().len() {

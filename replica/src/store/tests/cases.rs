@@ -532,6 +532,7 @@ fn trails_of_nobody_are_not_saved() {
         members: members.iter().map(|m| (*m).to_owned()).collect(),
         id: Instance(counter.into()),
         after: None,
+        round: None,
     };
     let all = epoch(1, &["1", "2", "3"]);
     let outsider = |name: &str| lh_wire::Outsider { replica: name.into(), base: all.clone() };
@@ -567,6 +568,7 @@ fn trails_that_were_lost_are_begun_anew() {
             members: members.iter().map(|m| (*m).to_owned()).collect(),
             id: Instance(counter.into()),
             after: None,
+            round: None,
         };
         let out = |name: &str, base: lh_block::Epoch| vec![lh_wire::Outsider { replica: name.into(), base }];
         let first = epoch(2, &["1", "2"]);

@@ -873,6 +873,7 @@ fn trails_of_who_is_out() {
         members: members.iter().map(|m| (*m).to_owned()).collect(),
         id: Instance(counter.into()),
         after: None,
+        round: None,
     };
     let out = || vec![Outsider { replica: "2".into(), base: epoch(1, &["1", "2"]) }];
     at_every_step(
@@ -1004,6 +1005,7 @@ fn records() {
         members: vec!["r".into()],
         id: Instance(u128::from(n)),
         after: None,
+        round: None,
     };
     at_every_step(
         |path| {

@@ -36,6 +36,7 @@ fn an_epoch_of_lower_order_is_refused() {
         members: vec!["a".into()],
         id: Instance(id),
         after: None,
+        round: None,
     };
     let mut r = Rig::new(Facts { epoch: Some(epoch(3, 2, 1)), ..facts() });
     let conn = r.open(5, 1);
@@ -58,6 +59,14 @@ fn an_epoch_of_lower_order_is_refused() {
     assert_eq!(r.core.epoch.as_ref().and_then(|e| e.after), counts.after);
     let again = r.control(conn, 5, Control::SetEpoch { epoch: epoch(3, 2, 1), out: Vec::new() });
     assert_eq!(r.status(again), Some(Status::Ok), "less is known, and nothing is recorded");
+    let round = |n| lh_block::Epoch { round: Some(lh_block::Round(n)), ..counts.clone() };
+    let later = r.control(conn, 5, Control::SetEpoch { epoch: round(4), out: Vec::new() });
+    assert_eq!(r.status(later), None, "a later round of the same epoch is news, too");
+    r.persist_all();
+    assert_eq!(r.status(later), Some(Status::Ok));
+    assert_eq!(r.core.epoch.as_ref().and_then(|e| e.round), round(4).round);
+    let again = r.control(conn, 5, Control::SetEpoch { epoch: round(4), out: Vec::new() });
+    assert_eq!(r.status(again), Some(Status::Ok));
     let next = r.control(conn, 5, Control::SetEpoch { epoch: epoch(5, 1, 3), out: Vec::new() });
     assert_eq!(r.status(next), None, "not durable yet");
     r.persist_all();
@@ -221,6 +230,7 @@ fn an_epoch_counts_from_the_end_of_the_rebuild_on() {
         members: members.iter().map(|m| (*m).to_owned()).collect(),
         id: Instance(counter.into()),
         after: None,
+        round: None,
     };
     let (first, with_u, second) = (epoch(1, &["t", "u"]), epoch(2, &["t", "u"]), epoch(3, &["t"]));
     let set = |epoch: &lh_block::Epoch, out: &[&str]| Control::SetEpoch {

@@ -253,6 +253,7 @@ fn epoch(counter: u64, without: &[&str]) -> lh_block::Epoch {
         members: members.map(|m| (*m).to_owned()).collect(),
         id: Instance(counter.into()),
         after: None,
+        round: None,
     }
 }
 
