@@ -149,17 +149,17 @@ fn start_from(epoch: &Epoch, candidates: &[Candidate<'_>], holds: impl Fn(&Repli
     })
 }
 
-/// It has recorded this epoch, or was about to: then it had recorded what the epoch says of its members. Where the epoch does not say
-/// it, the engine that names a replica in an epoch has been let in by it before, and who was let in by whom is as durable as an
-/// epoch. A directory of which neither holds is an older one under the same name, as of a disk that was away while the replica was made
-/// anew.
+/// It has recorded this epoch, or was about to: then it had recorded what the epoch says of its members, also if that is the chooser's
+/// own. Where the epoch does not say it, the engine that names a replica in an epoch has been let in by it before, and who was let in by
+/// whom is as durable as an epoch. A directory of which neither holds is an older one under the same name, as of a disk that was away
+/// while the replica was made anew.
 fn was_there(own: Generation, epoch: &Epoch, state: &ReplicaState) -> bool {
     let recorded = state.epoch.as_ref().map(Epoch::order);
     let was_about_to = match epoch.after {
         Some(_) => recorded >= epoch.after,
-        None => state.previous_generation >= epoch.generation,
+        None => epoch.generation == own || state.previous_generation >= epoch.generation,
     };
-    epoch.generation == own || was_about_to || recorded >= Some(epoch.order())
+    was_about_to || recorded >= Some(epoch.order())
 }
 
 /// The oldest of the epochs that these have recorded last; `None` if one has recorded none.
@@ -476,6 +476,21 @@ mod tests {
         let (before, own) = (epoch(8, 1, &["1", "2", "3"]), epoch(9, 1, &["1", "2", "3"]));
         let states = [was_let_in_by(8, knows(&own)), knows(&before), knows(&before)];
         assert_eq!(ids(start(among(Quorum::Majority, None, states)).members), [1, 2, 3]);
+    }
+
+    /// This engine's first epoch was on its way when the others were lost. 3 comes back with the disk that was away while it was made anew.
+    #[test]
+    fn an_older_directory_is_none_though_this_engines_own_epoch_names_it() {
+        let (old, before) = (epoch(3, 1, &["1", "2", "3"]), epoch(8, 1, &["1", "2", "3"]));
+        let own = Epoch { after: Some(before.order()), ..epoch(9, 1, &["1", "2", "3"]) };
+        for (quorum, authority) in
+            [(Quorum::Majority, None), (Quorum::Unsafe, None), (Quorum::Any, Some(None))]
+        {
+            let with = |second, third| start(among(quorum, authority.clone(), [knows(&own), second, third]));
+            assert_eq!(ids(with(knows(&before), knows(&before)).members), [1, 2, 3], "{quorum:?}");
+            assert_eq!(ids(with(knows(&before), knows(&old)).members), [1, 2], "{quorum:?}");
+            assert_eq!(ids(with(fresh(), was_let_in_by(9, knows(&old))).members), [1], "{quorum:?}");
+        }
     }
 
     /// 1 was out when 2 and 3 went on without it. Those were lost, and empty ones have their places.

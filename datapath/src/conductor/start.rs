@@ -4,7 +4,7 @@
 //! answered yet, so nothing can be lost by it. One that comes back each time, and can do what is asked of it no better, would keep it from
 //! its end for ever: after some attempts the start goes on without it, if it can be spared.
 
-use lh_block::Epoch;
+use lh_block::{Epoch, EpochOrder};
 use lh_wire::ReplicaState;
 
 use super::chain::unfinished;
@@ -105,13 +105,24 @@ impl Conductor {
             .collect();
         let (quorum, own) = (self.config.quorum, self.config.generation);
         let choice = choose(quorum, own, self.authority.known(), self.replicas.members_min(), &candidates);
-        match choice {
-            Choice::Start(start) => {
+        match (choice, self.epochs.started_from()) {
+            (Choice::Start(Start { base: None, .. }), Some(before)) => Choice::Wait(self.were_emptied(before)),
+            (Choice::Start(start), _) => {
                 let unfenced = start.unfenced || self.is_learner_unfenced();
                 Choice::Start(Start { unfenced, ..start })
             }
-            wait @ Choice::Wait(_) => wait,
+            (wait @ Choice::Wait(_), _) => wait,
         }
+    }
+
+    /// This engine has begun a start from an epoch: the volume has data, and does not begin anew where no replica tells of that any more.
+    fn were_emptied(&self, (generation, counter): EpochOrder) -> String {
+        format!(
+            "the replicas have no record of the volume any more, but had epoch {generation}.{counter} when this start began: they were \
+             emptied meanwhile. Bring back what they held, and if that is one replica alone, begin with it: \
+             `longhornctl salvage {} --replica NAME`",
+            self.config.volume
+        )
     }
 
     /// Where those that count have no record of the volume, one that learns may have: it was a member, which nobody has noted, and they were

@@ -4,7 +4,7 @@ use datapath::conductor::{Command, CommandError, Mode, Quorum, ReplicaConfig, Ro
 use lh_block::{Epoch, Generation};
 
 use crate::replica::Replica;
-use crate::stories::{opened, plan};
+use crate::stories::{opened, opened_by, plan};
 use crate::world::{CHUNK, Plan, SIZE, World};
 
 const SECOND: u64 = 1_000_000_000;
@@ -400,6 +400,35 @@ fn empty_replicas_are_no_majority_with_one_that_was_left_out() {
     world.run_until("it waits for a majority", waits);
     world.run_for(60_000);
     assert!(!world.is_open());
+}
+
+/// The engine has begun to start from an epoch when the replicas are lost, and all that comes back in their places is empty.
+#[test]
+fn an_engine_that_knows_of_data_does_not_begin_an_empty_volume() {
+    for seed in 0..20 {
+        let mut world = opened_by(seed, Quorum::Majority);
+        world.writes();
+        let before = (1..=3).map(|n| world.replicas[n - 1].epoch.clone()).next().flatten();
+        world.crash_engine();
+        world
+            .run_until("the start begins", |w| w.engine().log.iter().any(|l| l.starts_with("starting with")));
+        for _ in 0..seed {
+            world.step();
+        }
+        assert!(!world.is_open());
+        for n in 1..=3 {
+            world.dies(n);
+            world.replicas[n - 1] = Replica::new(&format!("r{n}"), SIZE, CHUNK);
+        }
+        (1..=3).for_each(|n| world.returns(n));
+        let before = before.map(|e| format!("{}.{}", e.generation, e.counter)).unwrap_or_default();
+        let waits = |w: &mut World| {
+            w.status().waiting_for.is_some_and(|why| why.contains("emptied") && why.contains(&before))
+        };
+        world.run_until("it waits for people", waits);
+        world.run_for(60_000);
+        assert!(!world.is_open(), "seed {seed}: it begins with nothing");
+    }
 }
 
 /// 3 is out when the authority's epoch of before is put back, and is the only one that the next start hears. 1 and 2 know better, and
