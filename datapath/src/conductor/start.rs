@@ -106,7 +106,9 @@ impl Conductor {
         let (quorum, own) = (self.config.quorum, self.config.generation);
         let choice = choose(quorum, own, self.authority.known(), self.replicas.members_min(), &candidates);
         match (choice, self.epochs.started_from()) {
-            (Choice::Start(Start { base: None, .. }), Some(before)) => Choice::Wait(self.were_emptied(before)),
+            (Choice::Start(Start { base: None, .. }), Some(before)) => {
+                Choice::Wait(self.were_emptied(before))
+            }
             (Choice::Start(start), _) => {
                 let unfenced = start.unfenced || self.is_learner_unfenced();
                 Choice::Start(Start { unfenced, ..start })
