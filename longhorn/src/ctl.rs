@@ -73,6 +73,7 @@ use args::{
     SnapshotCommand, TrimCommand, UpCommand,
 };
 use down::How;
+use engine::watched;
 use snapshot::NewSnapshot;
 
 /// What every command is given.
@@ -163,7 +164,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
         Command::Status { volume, watch: false } => show::status(context, &volume).await,
         Command::Resize { volume, size } => resize::run(context, &volume, size).await,
         Command::Upgrade(args) => upgrade::run(context, &args).await,
-        Command::Clone { source, new } => clone::run(context, &source, &new).await,
+        Command::Clone { source, new } => watched(&context.root, clone::run(context, &source, &new)).await,
         Command::Salvage(args) => salvage::run(context, args).await,
         Command::Release(args) => release::run(context, &args),
         Command::Rm { volume, yes } => remove::run(context, &volume, yes),
@@ -193,16 +194,22 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
         },
         Command::Replica { command } => match command {
             ReplicaCommand::Ls { volume } => replica::list(context, &volume).await,
-            ReplicaCommand::Add { volume, dir } => members::add(context, &volume, dir).await,
-            ReplicaCommand::Rm { volume, replica } => members::remove(context, &volume, &replica).await,
-            ReplicaCommand::Rebuild { volume, replica } => members::rebuild(context, &volume, &replica).await,
+            ReplicaCommand::Add { volume, dir } => {
+                watched(&context.root, members::add(context, &volume, dir)).await
+            }
+            ReplicaCommand::Rm { volume, replica } => {
+                watched(&context.root, members::remove(context, &volume, &replica)).await
+            }
+            ReplicaCommand::Rebuild { volume, replica } => {
+                watched(&context.root, members::rebuild(context, &volume, &replica)).await
+            }
             ReplicaCommand::Export(args) => replica::export(context, &args),
         },
         Command::Export { command: ExportCommand::Replica(args) } => replica::export(context, &args),
         Command::Trim { command: TrimCommand::Volume { volume, name } } => {
             trim::run(context, &volume.or(name).unwrap_or_default()).await
         }
-        Command::Scrub(args) => scrub::run(context, &args).await,
+        Command::Scrub(args) => watched(&context.root, scrub::run(context, &args)).await,
         Command::Doctor | Command::Check { command: CheckCommand::Preflight } => doctor::run(context),
         Command::Check { command: CheckCommand::Move { resources } } => moving::check(context, &resources),
         Command::Install { command: InstallCommand::Manifests(args) } => install::manifests(&args),

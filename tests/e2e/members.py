@@ -1,7 +1,7 @@
 """Replicas added, rebuilt and taken out while fio verifies: no error, no mismatch, an engine that is killed in between
 knows them all, and at the end all replicas are equal, snapshots included."""
-import itertools, os, re, resource, signal, threading, time
-from harness import Host, contents, expect, fio, full, have, kill, say, shown, skip, wait_for
+import itertools, os, re, resource, signal, subprocess, threading, time
+from harness import BIN, Host, contents, expect, fio, full, have, kill, run, say, shown, skip, stand_still, wait_for
 
 
 def unchanged(pid):
@@ -33,6 +33,37 @@ def one_fails(host):
     expect(re.search("the replica has failed: .*Too many open files", said), f"its log says {said}")
     host.ctl("down", volume)
     expect(len({contents(r["path"]) for r in healthy}) == 1, "replicas differ")
+
+
+def engine_is_exchanged(host):
+    """The engine dies after it has let a replica go, and the next one is started by a record that has it still: it lets it go, too."""
+    if not have("strace"):
+        return skip("engine_is_exchanged", "no strace")
+    volume = host.name("exchanged")
+    host.up(volume, "--size", "64MiB", "--quorum", "majority", "--frontend", "none")
+    before = host.status(volume)
+    leaver = before["replicas"][0]
+    known = lambda: engines_replicas(host, volume)
+    # It has asked the engine before it deletes anything.
+    deletes = "unlink,unlinkat,rmdir"
+    command = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"inject={deletes}:delay_enter=8s:when=1",
+               os.path.join(BIN, "longhornctl"), "--root", host.root, "replica", "rm", volume, leaver["name"]]
+    removes = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    wait_for("the engine without it", lambda: len(known()) == 2, 30)
+    kill(before["engine_pid"], signal.SIGKILL)
+    wait_for("an engine by the record", lambda: len(known()) == 3, 30)
+    expect(removes.poll() is None, "the record has the replica, and the command has ended")
+    said = removes.communicate(timeout=120)[1]
+    expect(removes.returncode == 0, said)
+    expect(len(known()) == 2, f"the engine has {known()} though {leaver['name']} is gone")
+    host.healthy(volume, 2)
+    host.ctl("down", volume)
+
+
+def engines_replicas(host, volume):
+    """The addresses of the replicas that the engine has."""
+    done = run(os.path.join(BIN, "longhorn"), "--url", f"unix:{host.root}/run/{volume}-e-0.grpc.sock", "ls", check=False)
+    return re.findall(r"\S+\.sock", done.stdout)
 
 
 def disk_is_away(host, volume, replica, place):
@@ -112,6 +143,7 @@ def main():
     expect(refused.returncode == 1 and f"longhornctl --root {host.root} up" in refused.stderr, f"on a stopped volume: {refused.stderr}")
     expect(len({contents(p) for p in paths}) == 1, "replicas differ")
     one_fails(host)
+    engine_is_exchanged(host)
     shown(f"{rounds} replicas added, rebuilt and taken out under {len(results)} runs of fio; replicas equal")
 
 

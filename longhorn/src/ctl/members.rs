@@ -329,6 +329,14 @@ pub(super) async fn rebuild(context: &Context, volume: &str, name: &str) -> Resu
     told(context, &record, name, &format!("{name} is in sync")).await
 }
 
+/// The record has the replica no more. An engine that was started while it still did waits for it, and counts it: it is told once more. One
+/// that is not there now, or does not let it go, does not know it after its next start.
+async fn forget(root: &Root, volume: &str, name: &str) {
+    if let Ok(mut engine) = connect(root, volume).await {
+        engine.replica_remove(ReplicaName { name: name.to_owned() }).await.ok();
+    }
+}
+
 pub(super) async fn remove(context: &Context, volume: &str, name: &str) -> Result<()> {
     let root = &context.root;
     let (_lock, mut record) = lock::volume(root, volume)?;
@@ -346,6 +354,7 @@ pub(super) async fn remove(context: &Context, volume: &str, name: &str) -> Resul
     }
     let is_away = !start::is_below(root, &replica) && !delete::is_there(&replica);
     take_back(root, &mut record, &replica).await?;
+    forget(root, volume, name).await;
     if is_away {
         tell_left(name, &replica.directory);
     }
