@@ -41,6 +41,7 @@ mod outage;
 mod rebuild;
 mod repair;
 mod replicas;
+mod rounds;
 mod sabotage;
 mod scrub;
 mod send;
@@ -75,6 +76,7 @@ use outage::Outage;
 use rebuild::Pace;
 use repair::{Doubt, InDoubt};
 use replicas::{Replica, Replicas, Role, Seat};
+use rounds::Rounds;
 use sabotage::sabotaged;
 use scrub::Scrubs;
 
@@ -157,6 +159,7 @@ pub struct Conductor {
     doubt: Doubt,
     outage: Option<Outage>,
     looks: Looks,
+    rounds: Rounds,
     clearing: Clearing,
     pace: Pace,
     folds: Folds,
@@ -190,6 +193,7 @@ impl Conductor {
             doubt: Doubt::default(),
             outage: None,
             looks: Looks::default(),
+            rounds: Rounds::default(),
             clearing: Clearing::default(),
             pace: Pace::default(),
             folds: Folds::default(),
@@ -319,6 +323,7 @@ impl Conductor {
             ControlFor::Chain(task) => self.on_chain_yes(member, task),
             ControlFor::Finish => self.ask_state(member),
             ControlFor::Resolved => self.doubt.told.says_yes(member),
+            ControlFor::Round(ballot) => self.rounds.says_yes(member, ballot),
             ControlFor::Rebuild(attempt) => self.on_rebuild_yes(member, attempt),
             ControlFor::Fold => self.on_fold_yes(member),
             // These are answered with pages, and with a state.
@@ -340,6 +345,7 @@ impl Conductor {
             ControlFor::Fold => self.on_fold_no(member, text),
             ControlFor::Scrub(attempt, number) => self.on_no_scrub_map(attempt, number, text),
             ControlFor::Hash(attempt) => self.on_no_hash(member, attempt, text),
+            ControlFor::Round(_) => self.on_round_refused(member, text),
             ControlFor::Counts => {}
             ControlFor::State
             | ControlFor::Look
@@ -376,6 +382,7 @@ impl Conductor {
             || self.advance_rebuilds()
             || self.advance_folds()
             || self.advance_scrub()
+            || self.advance_rounds()
             || self.advance_clearing()
             || self.advance_closing()
     }

@@ -147,6 +147,8 @@ pub enum Job {
     ClearIntent {
         /// Whole chunks of the intent bitmap.
         range: Extent,
+        /// Of what later flushes cover no mark goes: whoever is put back as it was before that would not be found out.
+        flush: u64,
     },
     /// A flush on every member, like a client's.
     Flush,

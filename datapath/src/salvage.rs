@@ -94,7 +94,7 @@ impl Decision {
 /// Decides.
 pub fn decide(quorum: Quorum, authority: &Authority, candidates: &[Candidate]) -> Decision {
     let counted = counted(quorum, authority, candidates);
-    let verdicts: Vec<Verdict> = candidates.iter().map(|c| verdict(c, &counted)).collect();
+    let verdicts: Vec<Verdict> = candidates.iter().map(|c| verdict(c, &counted, candidates)).collect();
     let sure: Vec<String> = candidates
         .iter()
         .zip(&verdicts)
@@ -165,7 +165,7 @@ fn newest_of_a_majority(candidates: &[Candidate]) -> Result<Epoch, String> {
     Err(format!("{told} of {all} replicas tell their epoch, {need} are needed"))
 }
 
-fn verdict(candidate: &Candidate, counted: &Result<Epoch, String>) -> Verdict {
+fn verdict(candidate: &Candidate, counted: &Result<Epoch, String>, all: &[Candidate]) -> Verdict {
     let held = match &candidate.held {
         Ok(held) => held,
         Err(why) => return Verdict::Unusable(why.clone()),
@@ -195,6 +195,13 @@ fn verdict(candidate: &Candidate, counted: &Result<Epoch, String>) -> Verdict {
         return Verdict::Unsure(format!(
             "it has recorded epoch {} and not {}, which counts: it is an older copy",
             number(own),
+            number(counted)
+        ));
+    }
+    let others = all.iter().filter_map(|c| c.held.as_ref().ok().filter(|h| !h.imported)?.epoch.as_ref());
+    if others.filter(|e| e.order() >= counted.order()).any(|e| own.is_behind(e)) {
+        return Verdict::Unsure(format!(
+            "it is an older copy: another replica has taken part in more of epoch {}",
             number(counted)
         ));
     }

@@ -156,10 +156,17 @@ impl Shared {
         }
     }
 
-    /// True if the chunk is marked and everything written into it is covered by a flush complete everywhere.
-    pub fn clearable(&self, chunk: u64) -> bool {
+    /// True if the chunk is marked and everything written into it is covered by this flush, or one before it, and that is complete
+    /// everywhere.
+    pub fn clearable(&self, chunk: u64, flush: u64) -> bool {
         let stamp = self.stamps.get(chunk).map_or(0, |s| s.load(Ordering::Acquire));
-        stamp != 0 && stamp <= self.flush_everywhere()
+        stamp != 0 && stamp <= flush.min(self.flush_everywhere())
+    }
+
+    /// True if everything written into some marked chunk is covered by a flush complete everywhere.
+    pub fn anything_clearable(&self) -> bool {
+        let covered = 1..=self.flush_everywhere();
+        self.stamps.iter().any(|stamp| covered.contains(&stamp.load(Ordering::Acquire)))
     }
 
     /// True if the chunk is marked and some write into it is not covered by a flush complete everywhere.
@@ -289,17 +296,19 @@ mod tests {
     #[test]
     fn a_chunk_is_clearable_only_after_a_flush_that_began_after_its_last_write() {
         let s = Shared::new(16 << 20, 4 << 20);
-        assert!(!s.clearable(0));
+        let clearable = |chunk| s.clearable(chunk, u64::MAX);
+        assert!(!clearable(0) && !s.anything_clearable());
         let early = s.start_flush();
         s.wrote(Extent::new(0, 4096));
         s.finish_flush(early);
-        assert!(!s.clearable(0), "the flush had begun before the write completed");
+        assert!(!clearable(0) && !s.anything_clearable(), "the flush had begun before the write completed");
         let late = s.start_flush();
         s.finish_flush(late);
-        assert!(s.clearable(0));
-        assert!(!s.clearable(1));
+        assert!(clearable(0) && s.anything_clearable());
+        assert!(s.clearable(0, late) && !s.clearable(0, early), "only what that flush covers");
+        assert!(!clearable(1));
         s.cleared(0);
-        assert!(!s.clearable(0));
+        assert!(!clearable(0) && !s.anything_clearable());
     }
 
     #[test]

@@ -45,8 +45,8 @@ impl Switches {
     }
 }
 
-/// Numbers changes of the membership, rebuilds and scrubs: each attempt anew, and all in one row. So an answer to what was given up is
-/// never taken for one to what was begun since.
+/// Numbers changes of the membership, rounds, rebuilds and scrubs: each attempt anew, and all in one row. So an answer to what was given
+/// up is never taken for one to what was begun since.
 #[derive(Debug, Default)]
 pub(super) struct Attempts(u64);
 
@@ -69,6 +69,8 @@ pub(super) enum ControlFor {
     Epoch(u64),
     /// The epoch that was recorded last counts. Nothing waits for the answer.
     Counts,
+    /// The next round; by the number of the ballot.
+    Round(u64),
     /// A step of the chain operation with this number.
     Chain(u64),
     /// A chain operation of an engine before is finished on this replica.

@@ -455,6 +455,11 @@ impl Conductor {
     }
 
     fn answer(&mut self, task: &mut Task, result: Result<(), CommandError>) -> bool {
+        let reverts = result.is_ok() && matches!(task.op, Some(ChainOp::Revert { .. }));
+        if reverts && !sabotaged!(self, rounds_unasked) {
+            // What a revert takes away no trail tells of: whoever is put back as it was before is to be behind.
+            self.rounds.want_two_more();
+        }
         if let Some(command) = task.command {
             self.desk.emit(Output::CommandDone(command, result));
         }

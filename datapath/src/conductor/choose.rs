@@ -4,6 +4,7 @@
 //!   there is an epoch.
 //! - An epoch that is older than one that counted is never started from, whatever the authority says.
 //! - A directory that was away while its replica, made anew under the same name, became a member is none.
+//! - Nor is one that was put back as it was some time ago, as another one's later round tells.
 
 use std::collections::BTreeSet;
 
@@ -132,7 +133,9 @@ fn start_from(epoch: &Epoch, candidates: &[Candidate<'_>], holds: impl Fn(&Repli
         .iter()
         .filter(in_epoch)
         .filter(|c| {
-            c.state.is_some_and(|s| !s.rebuilding && !s.imported && holds(s) && counts_itself(c.name, s))
+            let is_whole = |s: &ReplicaState| !s.rebuilding && !s.imported;
+            let is_member = |s: &ReplicaState| holds(s) && counts_itself(c.name, s);
+            c.state.is_some_and(|s| is_whole(s) && is_member(s) && !is_older_copy(s, epoch, candidates))
         })
         .map(|c| c.id)
         .collect();
@@ -160,6 +163,13 @@ fn was_there(own: Generation, epoch: &Epoch, state: &ReplicaState) -> bool {
         None => epoch.generation == own || state.previous_generation >= epoch.generation,
     };
     was_about_to || recorded >= Some(epoch.order())
+}
+
+/// It is rounds behind another one that has recorded this epoch, or one that was to follow on it.
+fn is_older_copy(state: &ReplicaState, epoch: &Epoch, candidates: &[Candidate<'_>]) -> bool {
+    let told = candidates.iter().filter_map(|c| c.state.filter(|s| !s.imported)?.epoch.as_ref());
+    let mut as_young = told.filter(|e| e.order() >= epoch.order());
+    state.epoch.as_ref().is_some_and(|own| as_young.any(|e| own.is_behind(e)))
 }
 
 /// The oldest of the epochs that these have recorded last; `None` if one has recorded none.
@@ -214,7 +224,8 @@ fn whoever_is_here(own: Generation, candidates: &[Candidate<'_>]) -> Choice {
     }
     let counts = |c: &&Candidate<'_>| {
         let Some(state) = c.state else { return false };
-        newest.is_none_or(|e| e.has(c.name) && was_there(own, e, state))
+        newest
+            .is_none_or(|e| e.has(c.name) && was_there(own, e, state) && !is_older_copy(state, e, candidates))
             && (state.epoch.is_none() || counts_itself(c.name, state))
     };
     let members: MemberSet = usable.iter().filter(counts).map(|c| c.id).collect();

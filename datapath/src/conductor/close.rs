@@ -28,6 +28,8 @@ enum Stage {
     Flushing {
         flying: bool,
     },
+    /// Whatever is copied from before this is behind: the marks go with the close.
+    Agreeing,
     Closing,
     Stopping(SwitchId, Why),
 }
@@ -76,6 +78,12 @@ impl Conductor {
                 true
             }
             Stage::Flushing { flying: true } => false,
+            Stage::Agreeing => {
+                self.rounds.are_settled(self.desk.now) && {
+                    closing.stage = Stage::Closing;
+                    true
+                }
+            }
             Stage::Closing => self.close_members(&mut closing),
             Stage::Stopping(switch, ref why) => {
                 let (done, why) = (self.desk.switches.done(switch), why.clone());
@@ -118,7 +126,10 @@ impl Conductor {
             if !self.doubt.is_empty() && !blind {
                 self.end(&mut closing, Why::Unclean("chunks are still in doubt".into()));
             } else if matches!(result, JobResult::Done { .. }) || blind {
-                closing.stage = Stage::Closing;
+                if !sabotaged!(self, rounds_unasked) {
+                    self.rounds.want_two_more();
+                }
+                closing.stage = Stage::Agreeing;
             } else {
                 closing.stage = Stage::Waiting;
             }

@@ -71,7 +71,11 @@ impl Desk {
 
     /// Asks a replica.
     pub(super) fn ask(&mut self, member: MemberId, purpose: ControlFor, control: Control) {
-        let (what, limit) = describe(&control, &self.limits);
+        let (what, limit) = match purpose {
+            // No request waits for it.
+            ControlFor::Round(_) => ("a new round", self.limits.control_syncs_ns),
+            _ => describe(&control, &self.limits),
+        };
         let id = self.controls.begin(member, purpose, what, self.now.saturating_add(limit));
         self.emit(Output::Control { id, member, control: Box::new(control) });
     }

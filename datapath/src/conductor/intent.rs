@@ -1,18 +1,18 @@
 //! Taking back marks of the intent bitmap, lazily (`docs/invariants.md`, 4).
 //!
-//! A mark may go when everything written into its chunk is covered by a flush that every member has answered, and the
-//! chunk is not in doubt. The queue looks again under an exclusive claim before it tells the members. A mark that
-//! stays too long only costs a comparison after a power cut.
+//! A mark may go when everything written into its chunk is covered by a flush that every member has answered before a round was asked
+//! for that all are in, or were before the present one ([`super::rounds`]), and the chunk is not in doubt. The queue looks again under
+//! an exclusive claim before it tells the members. A mark that stays too long only costs a comparison after a power cut.
 
 use lh_block::Extent;
 
-use super::{Conductor, Job, JobFor};
+use super::{Conductor, Job, JobFor, sabotaged};
 
-/// Chunks looked at in one round: 1 TiB of chunks of 4 MiB. A larger volume takes several rounds.
-const CHUNKS_PER_ROUND: u64 = 1 << 18;
+/// Chunks looked at in one go: 1 TiB of chunks of 4 MiB. A larger volume takes several.
+const CHUNKS_AT_ONCE: u64 = 1 << 18;
 
-/// Jobs given in one round. Each holds its range against clients for a round trip.
-const JOBS_PER_ROUND: usize = 64;
+/// Jobs given in one go. Each holds its range against clients for a round trip.
+const JOBS_AT_ONCE: usize = 64;
 
 /// Chunks in one job, so that no client waits for a long range.
 const CHUNKS_PER_JOB: u64 = 16;
@@ -20,10 +20,12 @@ const CHUNKS_PER_JOB: u64 = 16;
 /// Bytes in one job at most: a header tells of no more, and a chunk may have gigabytes.
 const BYTES_PER_JOB: u64 = u32::MAX as u64;
 
-/// Where the rounds are.
+/// How far it is.
 #[derive(Debug, Default)]
 pub(super) struct Clearing {
     next_at: u64,
+    /// It is time to look, once the round is agreed to that this needs.
+    due: bool,
     cursor: u64,
     /// Some chunk of this pass over the volume waits for a flush.
     unflushed: bool,
@@ -43,25 +45,41 @@ impl Clearing {
 impl Conductor {
     pub(super) fn advance_clearing(&mut self) -> bool {
         let idle = self.is_open() && self.is_calm() && self.closing.is_none() && !self.chain_is_wanted();
-        if !idle || self.desk.now < self.clearing.next_at {
+        if !idle {
+            return false;
+        }
+        if self.clearing.due {
+            return self.rounds.are_settled(self.desk.now) && self.take_marks_back();
+        }
+        if self.desk.now < self.clearing.next_at {
             return false;
         }
         self.clearing.next_at = self.desk.now.saturating_add(self.desk.limits.clear_every_ns);
+        self.clearing.due = true;
+        if self.config.shared.anything_clearable() && !sabotaged!(self, rounds_unasked) {
+            self.rounds.want_one();
+        }
+        true
+    }
+
+    fn take_marks_back(&mut self) -> bool {
+        self.clearing.due = false;
         let on_their_way = self.desk.jobs.count(|p| p == JobFor::ClearIntent);
-        for range in self.clearable(JOBS_PER_ROUND.saturating_sub(on_their_way)) {
-            self.desk.give(JobFor::ClearIntent, Job::ClearIntent { range });
+        let flush = self.covered();
+        for range in self.clearable(JOBS_AT_ONCE.saturating_sub(on_their_way), flush) {
+            self.desk.give(JobFor::ClearIntent, Job::ClearIntent { range, flush });
         }
         self.flush_if_nobody_does();
         true
     }
 
-    /// Runs of chunks whose marks may go, from the cursor on.
-    fn clearable(&mut self, max: usize) -> Vec<Extent> {
+    /// Runs of chunks whose marks may go, since this flush covers what was written there, from the cursor on.
+    fn clearable(&mut self, max: usize, flush: u64) -> Vec<Extent> {
         let shared = self.config.shared.clone();
         let (chunk, chunks) = (shared.chunk(), shared.chunks());
         let longest = (CHUNKS_PER_JOB * chunk).min(BYTES_PER_JOB);
         let mut runs: Vec<Extent> = Vec::new();
-        for _ in 0..CHUNKS_PER_ROUND.min(chunks) {
+        for _ in 0..CHUNKS_AT_ONCE.min(chunks) {
             if runs.len() > max {
                 break;
             }
@@ -69,7 +87,7 @@ impl Conductor {
             self.clearing.cursor = (n + 1) % chunks;
             self.clearing.unflushed |= shared.unflushed(n);
             let at = Extent::new(n * chunk, chunk);
-            if !shared.clearable(n) || shared.in_doubt(at).is_some() {
+            if !shared.clearable(n, flush) || shared.in_doubt(at).is_some() {
                 continue;
             }
             match runs.last_mut() {
@@ -139,13 +157,14 @@ mod tests {
         let shared = Arc::new(Shared::new(40 * CHUNK, CHUNK));
         let mut conductor = conductor(&shared);
         shared.wrote(Extent::new(0, 20 * CHUNK));
-        assert!(conductor.clearable(64).is_empty(), "not flushed");
+        assert!(conductor.clearable(64, u64::MAX).is_empty(), "not flushed");
         let flush = shared.start_flush();
         shared.finish_flush(flush);
+        assert!(conductor.clearable(64, flush - 1).is_empty(), "covered by a later flush alone");
         shared.put_in_doubt(18);
         let chunks = |from: u64, n: u64| Extent::new(from * CHUNK, n * CHUNK);
-        assert_eq!(conductor.clearable(64), [chunks(0, 16), chunks(16, 2), chunks(19, 1)]);
-        assert_eq!(conductor.clearable(1), [chunks(0, 16)]);
+        assert_eq!(conductor.clearable(64, flush), [chunks(0, 16), chunks(16, 2), chunks(19, 1)]);
+        assert_eq!(conductor.clearable(1, flush), [chunks(0, 16)]);
     }
 
     /// Of a volume of 128 TiB. Replicas would take back the marks of what they are told of, and the engine forget the others.
@@ -157,7 +176,7 @@ mod tests {
         shared.wrote(Extent::new(0, 40 * chunk));
         let flush = shared.start_flush();
         shared.finish_flush(flush);
-        let runs = conductor.clearable(64);
+        let runs = conductor.clearable(64, flush);
         assert!(runs.iter().all(|run| u32::try_from(run.len).is_ok()), "{runs:?}");
         assert_eq!(runs.iter().map(|run| run.len).sum::<u64>(), 40 * chunk);
     }

@@ -198,6 +198,7 @@ impl Conductor {
         self.doubt.lost(member);
         self.looks.lost(member);
         self.chain.lost(member);
+        self.rounds.lost(member);
         if let Some(closing) = self.closing.as_mut() {
             closing.ballot.lost(member);
         }

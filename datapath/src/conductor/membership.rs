@@ -102,7 +102,7 @@ impl Conductor {
     pub(super) fn begin_change(&mut self, target: MemberSet, joiners: MemberSet, leavers: MemberSet) {
         let epoch = self.epochs.next(self.replicas.names_of(target));
         let after = epoch.after.filter(|_| !sabotaged!(self, after_unnoted));
-        let epoch = Epoch { after, ..epoch };
+        let epoch = Epoch { after, round: Some(self.rounds.present()), ..epoch };
         self.desk.log(format!("epoch {}.{}: {}", epoch.generation, epoch.counter, epoch.members.join(", ")));
         let stage = Stage::Silencing;
         self.change = Some(Change { number: self.attempts.next(), epoch, target, joiners, leavers, stage });
@@ -131,7 +131,7 @@ impl Conductor {
         ballot.complete(of)
     }
 
-    fn set_epoch(&self, epoch: Epoch) -> Control {
+    pub(super) fn set_epoch(&self, epoch: Epoch) -> Control {
         let out =
             self.replicas.names_of(self.replicas.select(|r| !matches!(r.role, Role::Vacant) && !r.unwanted));
         let out = out.into_iter().filter(|name| !epoch.has(name)).collect();
@@ -144,8 +144,8 @@ impl Conductor {
         if self.config.quorum != Quorum::Any || sabotaged!(self, after_unnoted) {
             return;
         }
-        let Some(epoch) = self.epochs.current().cloned() else { return };
-        let control = self.set_epoch(Epoch { after: Some(epoch.order()), ..epoch });
+        let Some(epoch) = self.again() else { return };
+        let control = self.set_epoch(epoch);
         for member in self.replicas.linked(self.replicas.serving()).iter() {
             self.desk.ask(member, ControlFor::Counts, control.clone());
         }

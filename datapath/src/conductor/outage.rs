@@ -111,7 +111,12 @@ impl Conductor {
         };
         let counted = self.epochs.order();
         let recorded = state.epoch.as_ref().map(lh_block::Epoch::order);
-        !state.rebuilding && !state.imported && recorded >= counted && self.have_same_shape(state, &known)
+        let is_behind = || Some(state.epoch.as_ref()?.is_behind(&self.again()?));
+        !state.rebuilding
+            && !state.imported
+            && recorded >= counted
+            && !is_behind().unwrap_or(false)
+            && self.have_same_shape(state, &known)
     }
 
     /// Goes on once all are back, or enough and the others had their time.

@@ -169,11 +169,18 @@ impl Replicas {
 }
 
 impl Conductor {
-    /// Why the replica is not to be overwritten: it came too late to say that the authority was put back, and may hold what nobody here
-    /// has. With the other quorums the newest epoch found was started from.
+    /// Why the replica is not to be overwritten: it came too late to say that the authority, or the replica that was begun with, was put
+    /// back, and may hold what nobody here has. With the other quorums the newest epoch found was started from.
     fn knows_better(&self, own: &ReplicaState) -> Option<&'static str> {
         let recorded = own.epoch.as_ref().filter(|e| e.generation < self.config.generation)?;
-        let is_younger = self.config.quorum == Quorum::Any && recorded.outdates(self.epochs.started_from()?);
+        let from = self.epochs.started_from()?;
+        if recorded.order() == from && self.rounds.began_behind(recorded) {
+            return Some(
+                "it is rounds ahead of the replicas that the volume was started with, which are older copies: it is kept as it is. Stop \
+                 the volume and salvage it with that replica, or take the replica out",
+            );
+        }
+        let is_younger = self.config.quorum == Quorum::Any && recorded.outdates(from);
         is_younger.then_some(
             "it knows of an epoch that counted and is younger than the authority's was: it is kept as it is. Stop the volume and salvage it \
              with that replica here, or take the replica out",

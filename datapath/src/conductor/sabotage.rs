@@ -77,6 +77,12 @@ pub struct Sabotage {
     /// Replicas are closed cleanly though chunks are in doubt.
     #[cfg(feature = "sabotage")]
     pub close_in_doubt: bool,
+    /// Marks are taken back, and replicas closed, in the round that they are in.
+    #[cfg(feature = "sabotage")]
+    pub rounds_unasked: bool,
+    /// A round covers what was flushed after it was asked for.
+    #[cfg(feature = "sabotage")]
+    pub rounds_unpinned: bool,
 }
 
 /// Whether a mechanism is taken out; always false without the feature.

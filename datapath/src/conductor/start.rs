@@ -180,6 +180,8 @@ impl Conductor {
             ));
         }
         self.epochs.start_from(start.base, start.recorded);
+        let told = members.iter().filter_map(|m| self.replicas.state(m)?.epoch.as_ref()?.round).max();
+        self.rounds.go_on_from(told);
         for member in members.iter() {
             self.replicas.get_mut(member).role = Role::Member(Seat::Serving);
         }

@@ -24,7 +24,7 @@ impl Job {
             Self::Compare { layer: None, range, .. } | Self::Verify { layer: None, range, .. } => {
                 Some((*range, Kind::Shared))
             }
-            Self::ClearIntent { range } => Some((*range, Kind::Exclusive)),
+            Self::ClearIntent { range, .. } => Some((*range, Kind::Exclusive)),
             Self::Equalise { .. } | Self::Compare { .. } | Self::Verify { .. } | Self::Flush => None,
         }
     }
@@ -35,7 +35,7 @@ impl Job {
             Self::Equalise { range, .. }
             | Self::Compare { range, .. }
             | Self::Verify { range, .. }
-            | Self::ClearIntent { range } => *range,
+            | Self::ClearIntent { range, .. } => *range,
             Self::Flush => Extent::default(),
         }
     }
@@ -100,8 +100,8 @@ impl Queue {
                 self.slot_mut(s).copy = Copy::Verify;
                 self.read_source(now, s, out);
             }
-            Job::ClearIntent { range } => {
-                let clearable = self.shared.chunks_of(range).all(|chunk| self.shared.clearable(chunk));
+            Job::ClearIntent { range, flush } => {
+                let clearable = self.shared.chunks_of(range).all(|chunk| self.shared.clearable(chunk, flush));
                 if clearable && self.shared.in_doubt(range).is_none() {
                     self.send_fan(now, s, out);
                 } else {
@@ -313,7 +313,7 @@ impl Queue {
             }
             None => JobResult::Done { changed: self.slot(s).changed },
         };
-        if let Work::Job(_, Job::ClearIntent { range }) = self.slot(s).work {
+        if let Work::Job(_, Job::ClearIntent { range, .. }) = self.slot(s).work {
             if matches!(result, JobResult::Done { .. }) {
                 self.shared.chunks_of(range).for_each(|chunk| self.shared.cleared(chunk));
             }

@@ -164,3 +164,17 @@ fn an_authority_that_was_put_back_makes_nobody_sure() {
     assert_eq!(without_one.choice, Choice::Guess("2".into()));
     assert!(unsure(&without_one, 2).contains("older epoch than one that counted"));
 }
+
+/// Its directory was put back as it was, within the epoch that counts.
+#[test]
+fn a_directory_that_is_rounds_behind_another_one_of_its_epoch_is_an_older_copy() {
+    let e = epoch(1, 3, &["1", "2", "3"]);
+    let at = |round: u64| Epoch { round: Some(lh_block::Round(round)), ..e.clone() };
+    for quorum in [Quorum::Any, Quorum::Majority] {
+        let all = among(quorum, &says(&e), [knows(&at(9)), knows(&at(7)), knows(&at(8))]);
+        assert_eq!(all.choice, sure(&["1", "3"]), "{quorum:?}");
+        assert!(unsure(&all, 1).contains("older copy"));
+    }
+    let alone = among(Quorum::Any, &says(&e), [lost(), knows(&at(7)), lost()]);
+    assert_eq!(alone.choice, sure(&["2"]), "nobody is ahead of it");
+}

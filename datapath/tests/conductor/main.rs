@@ -24,6 +24,7 @@ mod random;
 mod replica;
 mod reverts;
 mod rng;
+mod rounds;
 mod scrub;
 mod stories;
 mod unreadable;

@@ -11,7 +11,7 @@ const SECOND: u64 = 1_000_000_000;
 
 impl World {
     /// All that are left die. The first one's directory is another one when its process starts again.
-    fn all_die_and_1_returns_as(&mut self, other: Replica) {
+    pub(crate) fn all_die_and_1_returns_as(&mut self, other: Replica) {
         (1..=3).for_each(|r| self.dies(r));
         self.run_until("all are lost", |w| w.status().robustness == Robustness::Faulted);
         self.replicas[0] = other;
@@ -22,7 +22,7 @@ impl World {
     }
 
     /// Another member returns, and the volume goes on from it.
-    fn goes_on_when_3_returns(&mut self) {
+    pub(crate) fn goes_on_when_3_returns(&mut self) {
         self.returns(3);
         self.run_until("3 goes on", |w| w.status().robustness != Robustness::Faulted);
         self.reads();

@@ -92,6 +92,9 @@ pub(crate) struct Replica {
     pub(crate) syncs_fail: bool,
     /// Closed cleanly: nothing is recorded any more in this session.
     closed: bool,
+    /// Its program records rounds; and has space for them.
+    pub(crate) knows_rounds: bool,
+    pub(crate) epochs_full: bool,
     /// Has no space for layer images.
     pub(crate) full: bool,
     /// Has no space for what clients write.
@@ -154,6 +157,8 @@ impl Replica {
             puts_until: 0,
             syncs_fail: false,
             closed: false,
+            knows_rounds: true,
+            epochs_full: false,
             full: false,
             head_full: false,
             unreadable: Vec::new(),
@@ -535,6 +540,13 @@ impl Replica {
             Control::SetEpoch { epoch, .. } => {
                 if self.epoch.as_ref().is_some_and(|e| e != epoch && e.order() >= epoch.order()) {
                     return Err(Refusal::Said("a younger epoch is here".into()));
+                }
+                let is_known = self.epoch.as_ref() == Some(epoch);
+                if is_known && !self.knows_rounds {
+                    return Ok(Body::Done);
+                }
+                if is_known && self.epochs_full {
+                    return Err(Refusal::NoSpace);
                 }
                 *(if self.rebuilding { &mut self.next_epoch } else { &mut self.epoch }) = Some(epoch.clone());
             }

@@ -23,6 +23,9 @@ const CLIENT_SEEDS: u64 = 1000;
 /// Seeds of those in which something older is put back.
 const OLDER_SEEDS: u64 = 500;
 
+/// Seeds of those in which a copy of a replica's disk is put back.
+const COPY_SEEDS: u64 = 500;
+
 /// Seeds of those in which the volume grows from one replica.
 const GROW_SEEDS: u64 = 1000;
 
@@ -174,6 +177,36 @@ fn what_is_older_and_put_back_is_not_believed() {
         ["quorum majority", "authority lost its epoch", "older directory put back", "older epoch put back"];
     for state in states {
         assert!(seen.get(state).is_some_and(|n| *n > OLDER_SEEDS / 8), "{state}: {seen:?}");
+    }
+}
+
+/// Nor is this.
+#[test]
+fn a_directory_that_is_put_back_as_it_was_is_told_from_the_member() {
+    let mut seen: BTreeMap<String, u64> = BTreeMap::new();
+    for seed in 1..=number("LH_SEEDS").unwrap_or(COPY_SEEDS) {
+        match run_only(Some(Mix::Copies), seed, Sabotage::default(), false) {
+            Ok(one) => one.into_iter().for_each(|(what, count)| *seen.entry(what).or_default() += count),
+            Err(e) => panic!("LH_MIX=copies LH_SEED={seed}: {e}"),
+        }
+    }
+    if number("LH_SEEDS").is_some_and(|seeds| seeds < COPY_SEEDS) {
+        println!("{seen:#?}");
+        return;
+    }
+    let states = [
+        "quorum majority",
+        "quorum any",
+        "copy put back in its round",
+        "copy put back a round behind",
+        "copy put back behind",
+        "copy put back while the others go on",
+        "copy put back while all are away",
+        "copy put back before a start",
+        "copy put back behind a clean end",
+    ];
+    for state in states {
+        assert!(seen.get(state).is_some_and(|n| *n > COPY_SEEDS / 20), "{state}: {seen:?}");
     }
 }
 
@@ -375,6 +408,22 @@ fn what_members_had_recorded_not_noted() {
     let conductor = InConductor { after_unnoted: true, ..InConductor::default() };
     let sabotage = Sabotage { conductor, ..Sabotage::default() };
     noticed_in(Some(Mix::Older), 1, "what_members_had_recorded_not_noted", sabotage);
+}
+
+/// A copy of a disk has to be put back.
+#[test]
+fn marks_taken_back_without_a_round() {
+    let conductor = InConductor { rounds_unasked: true, ..InConductor::default() };
+    let sabotage = Sabotage { conductor, ..Sabotage::default() };
+    noticed_in(Some(Mix::Copies), 1, "marks_taken_back_without_a_round", sabotage);
+}
+
+/// A disk has to be copied in a round, and put back before the next one but one, though what was written behind it has no mark any more.
+#[test]
+fn what_is_written_behind_a_round_covered_by_it() {
+    let conductor = InConductor { rounds_unpinned: true, ..InConductor::default() };
+    let sabotage = Sabotage { conductor, ..Sabotage::default() };
+    noticed_in(Some(Mix::Copies), 1, "what_is_written_behind_a_round_covered_by_it", sabotage);
 }
 
 /// The first replica has to be lost while the epoch with the second one is made.

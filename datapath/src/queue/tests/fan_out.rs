@@ -447,11 +447,11 @@ fn a_flush_beside_which_a_member_was_given_what_it_lacked_is_made_again() {
     b.apply(Input::Message(ToQueue::ChunkResolved(0)));
     b.answer(B, Status::Ok);
     assert!(b.answers().is_empty(), "what A was given may be lost with its power");
-    assert!(!b.shared.clearable(0));
+    assert!(!b.shared.clearable(0, u64::MAX));
     b.answer(A, Status::Ok);
     b.answer(B, Status::Ok);
     assert_eq!(b.answers(), [(slot, Ok(()))]);
-    assert!(b.shared.clearable(0));
+    assert!(b.shared.clearable(0, u64::MAX));
 }
 
 #[test]

@@ -147,21 +147,24 @@ fn marks_are_taken_back_only_if_still_clearable_under_the_claim() {
         b.out.clear();
     };
     write(&mut b);
-    job(&mut b, 1, Job::ClearIntent { range: chunk });
+    job(&mut b, 1, Job::ClearIntent { range: chunk, flush: u64::MAX });
     assert_eq!(b.reports(), [done(1, JobResult::Skipped)], "not flushed");
     job(&mut b, 2, Job::Flush);
     b.answer(A, Status::Ok);
     b.answer(B, Status::Ok);
     assert_eq!(b.reports(), [done(2, JobResult::Done { changed: 0 })]);
-    job(&mut b, 3, Job::ClearIntent { range: chunk });
+    let covered = b.shared.flush_everywhere();
+    job(&mut b, 4, Job::ClearIntent { range: chunk, flush: covered - 1 });
+    assert_eq!(b.reports(), [done(4, JobResult::Skipped)], "the flush that covers it is another one");
+    job(&mut b, 3, Job::ClearIntent { range: chunk, flush: covered });
     assert_eq!((b.one(A).op, b.one(B).range), (OpCode::ClearIntent, chunk));
     let other = b.request(WRITE, blocks(512, 1));
     assert_eq!(b.wire.len(), 2, "a write into the chunk waits");
     b.answer(A, Status::Ok);
-    assert!(b.shared.clearable(0));
+    assert!(b.shared.clearable(0, covered));
     b.answer(B, Status::Ok);
     assert_eq!(b.reports(), [done(3, JobResult::Done { changed: 0 })]);
-    assert!(!b.shared.clearable(0));
+    assert!(!b.shared.clearable(0, u64::MAX));
     b.answer(A, Status::Ok);
     b.answer(B, Status::Ok);
     b.answered(other);
@@ -177,10 +180,10 @@ fn no_mark_is_taken_back_of_a_chunk_in_doubt() {
     b.answered(0);
     job(&mut b, 1, Job::Flush);
     b.answer(A, Status::Ok);
-    assert!(b.shared.clearable(0));
+    assert!(b.shared.clearable(0, u64::MAX));
     b.shared.put_in_doubt(0);
     b.reports();
-    job(&mut b, 2, Job::ClearIntent { range: Extent::new(0, 4 << 20) });
+    job(&mut b, 2, Job::ClearIntent { range: Extent::new(0, 4 << 20), flush: u64::MAX });
     assert_eq!(b.reports(), [done(2, JobResult::Skipped)]);
 }
 

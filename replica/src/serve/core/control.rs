@@ -167,13 +167,13 @@ impl Core {
             }
             Control::HashStop => Step::Save(Record::HashStop),
             Control::RebuildBegin { keep: Some(_), .. } if !synced => Step::Sync,
-            Control::RebuildBegin { size, chain, keep } => match self.quiet("a rebuild can begin") {
-                Ok(()) => Step::Switch(Record::RebuildBegin {
+            Control::RebuildBegin { size, chain, keep } => match self.unquiet("a rebuild can begin") {
+                None => Step::Switch(Record::RebuildBegin {
                     size: *size,
                     chain: chain.clone(),
                     keep: keep.clone(),
                 }),
-                Err(step) => step,
+                Some(step) => step,
             },
             Control::RebuildEnd if synced => Step::Save(Record::RebuildEnd),
             Control::RebuildEnd => Step::Sync,
@@ -244,9 +244,9 @@ impl Core {
                 ChainOp::Expand { .. } if self.intent.is_saving() => Step::Later,
                 ChainOp::Expand { .. } => Step::Switch(Record::Commit { id }),
                 // The old head's file goes.
-                ChainOp::Revert { .. } => match self.quiet("the volume can be reverted") {
-                    Ok(()) => Step::Switch(Record::Commit { id }),
-                    Err(step) => step,
+                ChainOp::Revert { .. } => match self.unquiet("the volume can be reverted") {
+                    None => Step::Switch(Record::Commit { id }),
+                    Some(step) => step,
                 },
                 ChainOp::MarkRemoved { .. } => Step::Save(Record::Commit { id }),
             },
@@ -254,14 +254,14 @@ impl Core {
         }
     }
 
-    /// No request is in the store, no sync runs, no mark is on its way.
-    fn quiet(&self, what: &str) -> Result<(), Step> {
+    /// What is to be done where some request is in the store, a sync runs, or a mark is on its way. `None`: none is.
+    fn unquiet(&self, what: &str) -> Option<Step> {
         if self.jobs > 0 {
-            Err(Step::Refuse(in_flight(what)))
+            Some(Step::Refuse(in_flight(what)))
         } else if self.syncs.is_running() || self.intent.is_saving() {
-            Err(Step::Later)
+            Some(Step::Later)
         } else {
-            Ok(())
+            None
         }
     }
 

@@ -481,6 +481,13 @@ impl Disk {
         }
     }
 
+    /// What would be here had the power gone now.
+    pub(crate) fn copy(&self, dice: &mut Dice) -> Self {
+        let mut copy = Self { grant: None, unended: Vec::new(), ..self.clone() };
+        copy.power_cut(dice);
+        copy
+    }
+
     /// Carries a change of the records out.
     ///
     /// # Errors

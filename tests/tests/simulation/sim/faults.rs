@@ -189,6 +189,8 @@ pub(crate) enum Mix {
     Clients,
     /// After everything else a directory comes back whose replica was made anew without it, or an epoch that the authority had before.
     Older,
+    /// After everything else a replica's directory is put back as it was some seconds before.
+    Copies,
     /// A volume that begins with one replica and is given others, beside everything else.
     Grow,
     /// Snapshots that are folded slowly while a replica is filled, and another one is lost meanwhile.
@@ -231,6 +233,7 @@ impl Mix {
             Self::Rot,
             Self::Clients,
             Self::Older,
+            Self::Copies,
             Self::Grow,
             Self::Fills,
             Self::Ends,
@@ -260,6 +263,7 @@ impl Mix {
             | Self::Rot
             | Self::Clients
             | Self::Older
+            | Self::Copies
             | Self::Grow
             | Self::Fills
             | Self::Ends

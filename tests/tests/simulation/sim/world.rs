@@ -3,6 +3,7 @@
 mod authority;
 mod chain;
 mod clients;
+mod copies;
 mod disaster;
 mod ending;
 mod growth;
@@ -369,6 +370,8 @@ pub(crate) struct World {
     /// Epochs say what their members had recorded, and members note that they count: in every fourth run, and where it matters. The
     /// others are as they were without that, and those among them that notice what is rare go on noticing it.
     epochs_tell: bool,
+    /// Marks are taken back in rounds: in every fourth run, too, and where it matters.
+    rounds: bool,
     broken: Option<String>,
     errors_injected: bool,
     tracing: bool,
@@ -436,6 +439,7 @@ impl World {
             grace: 3 * SECOND,
             sabotage,
             epochs_tell: seed % 4 == 3,
+            rounds: seed % 4 == 1,
             broken: None,
             errors_injected: false,
             tracing,
@@ -498,7 +502,8 @@ impl World {
             _ if self.mix == Mix::Rot => Quorum::Any,
             _ => Quorum::Unsafe,
         };
-        if self.mix == Mix::Older {
+        self.rounds |= self.mix == Mix::Copies;
+        if matches!(self.mix, Mix::Older | Mix::Copies) {
             self.epochs_tell = true;
             self.quorum = if self.dice.chance(500) { Quorum::Majority } else { Quorum::Any };
         }
@@ -561,6 +566,9 @@ impl World {
         self.peace();
         if self.broken.is_none() && self.mix == Mix::Older {
             self.put_something_older_back();
+        }
+        if self.broken.is_none() && self.mix == Mix::Copies {
+            self.put_a_copy_back();
         }
         if self.broken.is_none() {
             self.verify();
@@ -832,6 +840,7 @@ impl World {
             },
             sabotage: conductor::Sabotage {
                 after_unnoted: !self.epochs_tell || self.sabotage.conductor.after_unnoted,
+                rounds_unasked: !self.rounds || self.sabotage.conductor.rounds_unasked,
                 ..self.sabotage.conductor
             },
         };

@@ -68,12 +68,12 @@ impl World {
         self.goes_on(Self::is_healthy);
     }
 
-    fn some_node(&mut self) -> usize {
+    pub(super) fn some_node(&mut self) -> usize {
         usize::try_from(self.dice.below(self.nodes.len() as u64)).unwrap_or(0)
     }
 
     /// Another disk in the node's place. The one that was there.
-    fn exchange_disk(&mut self, node: usize, disk: Disk, out: &mut Outbox) -> Disk {
+    pub(super) fn exchange_disk(&mut self, node: usize, disk: Disk, out: &mut Outbox) -> Disk {
         self.note_lived();
         self.break_conns(node, out);
         let delay = self.dice.between(20 * MS, 600 * MS);
@@ -82,7 +82,7 @@ impl World {
     }
 
     /// Load, until this has come. False: it does not come.
-    fn goes_on(&mut self, enough: impl Fn(&Self) -> bool) -> bool {
+    pub(super) fn goes_on(&mut self, enough: impl Fn(&Self) -> bool) -> bool {
         self.budget = self.dice.between(30, 200);
         self.at(self.now + MS, Event::Clients(true));
         let well = self.play(self.now + HEAL + SECOND, |w| w.budget == 0 && w.quiet() && enough(w));

@@ -1,0 +1,78 @@
+//! A replica's directory that is put back as it was at some moment under load, by a copy of its disk: within one epoch, unless something
+//! goes wrong beside it.
+
+use super::{Command, CommandId, Conducted, Event, HEAL, MS, Outbox, Report, SECOND, World};
+
+impl World {
+    /// Once all is well: a disk is copied, the volume goes on, and the copy takes the disk's place.
+    pub(super) fn put_a_copy_back(&mut self) {
+        let node = self.some_node();
+        let soon = self.dice.chance(500);
+        let (before, after) =
+            (self.dice.below(3 * SECOND), self.dice.below(if soon { 2 } else { 6 } * SECOND));
+        self.budget = self.dice.between(30, 200);
+        self.pace = (before + after) / self.budget;
+        self.at(self.now + MS, Event::Clients(true));
+        self.wait(before);
+        let copy = self.nodes[node].disk.copy(&mut self.dice);
+        self.note("disk copied".into());
+        self.wait(after);
+        // What is answered by now is flushed, and its marks are taken back, or not yet.
+        let rest = if soon { 0 } else { self.dice.below(8 * SECOND) };
+        self.wait(rest);
+        if self.broken.is_some() {
+            return;
+        }
+        let own = self.nodes[node].disk.epoch().cloned();
+        let (Some(told), Some(own)) = (copy.epoch().cloned(), own) else { return };
+        if told == own {
+            let apart = own.round.unwrap_or_default().0 - told.round.unwrap_or_default().0;
+            self.note("copy put back within its epoch".into());
+            self.note(format!(
+                "copy put back {}",
+                ["in its round", "a round behind", "behind"][apart.min(2) as usize]
+            ));
+        }
+        self.pace = 0;
+        // Who is ahead of it has to be heard by a start.
+        self.grace = 3 * SECOND;
+        let mut out = Outbox::default();
+        match self.dice.below(4) {
+            0 => self.note("copy put back while the others go on".into()),
+            1 => {
+                self.note("copy put back while all are away".into());
+                (0..self.nodes.len()).filter(|n| *n != node).for_each(|n| self.kill_node(n, &mut out));
+            }
+            2 => {
+                self.note("copy put back before a start".into());
+                self.replace_engine(&mut out);
+                (0..self.nodes.len()).filter(|n| *n != node).for_each(|n| self.kill_node(n, &mut out));
+            }
+            _ => {
+                self.note("copy put back behind a clean end".into());
+                self.end_cleanly();
+            }
+        }
+        self.exchange_disk(node, copy, &mut out);
+        // It is what it was when it was copied, whatever was flushed since.
+        self.powered[node] = false;
+        self.carry(out);
+        self.goes_on(Self::is_healthy);
+    }
+
+    /// The engine is told to end, and has.
+    fn end_cleanly(&mut self) {
+        let (told, mut out) = (self.current, Outbox::default());
+        if let Some(e) = self.engines.get_mut(&told) {
+            let input = Conducted::Command(CommandId(u64::MAX), Command::Shutdown);
+            e.conduct(self.now, Report::Input(input), &mut out);
+        }
+        self.carry(out);
+        self.play(self.now + HEAL, |w| !w.engines.contains_key(&told));
+    }
+
+    fn wait(&mut self, time: u64) {
+        let until = self.now + time;
+        self.play(until, |w| w.now >= until);
+    }
+}
