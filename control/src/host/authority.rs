@@ -42,6 +42,14 @@ pub enum AuthorityError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A newer version has written it. Nobody replaces it: the epoch that counts is in it.
+    #[error("{} is of format {format}, which a newer version of this program has written: use that one", path.display())]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// The format that it says.
+        format: u32,
+    },
     /// The file could not be read or written; nothing is known to be stored.
     #[error("{path}: {source}")]
     Io {
@@ -68,6 +76,12 @@ struct Content {
     epoch: Option<Epoch>,
 }
 
+/// What files of all formats have.
+#[derive(Deserialize)]
+struct Format {
+    format: u32,
+}
+
 /// A volume's authority. Each call takes the file's lock and reads it anew, so that any number of processes may have one.
 #[derive(Clone, Debug)]
 pub struct Authority {
@@ -86,7 +100,7 @@ impl Authority {
     /// Durable before it returns.
     ///
     /// # Errors
-    /// `Exhausted`, `Damaged`, `Io`. A number may then be lost, which is no harm.
+    /// `Exhausted`, `Damaged`, `Newer`, `Io`. A number may then be lost, which is no harm.
     pub fn issue_generation(&self, highest_seen: Generation) -> Result<Generation, AuthorityError> {
         self.change(|content| {
             // Its engine may have been started with a number that nobody issued.
@@ -103,7 +117,7 @@ impl Authority {
     /// The highest generation issued so far; zero if none was.
     ///
     /// # Errors
-    /// `Damaged`, `Io`.
+    /// `Damaged`, `Newer`, `Io`.
     pub fn generation(&self) -> Result<Generation, AuthorityError> {
         Ok(self.read()?.generation)
     }
@@ -112,7 +126,7 @@ impl Authority {
     /// issued.
     ///
     /// # Errors
-    /// `Damaged`, `Io`.
+    /// `Damaged`, `Newer`, `Io`.
     pub fn highest_generation(&self) -> Result<Generation, AuthorityError> {
         let content = self.read()?;
         Ok(content.epoch.map_or(content.generation, |epoch| epoch.generation.max(content.generation)))
@@ -121,7 +135,7 @@ impl Authority {
     /// The epoch that counts; `None` before the first one was stored.
     ///
     /// # Errors
-    /// `Damaged`, `Io`.
+    /// `Damaged`, `Newer`, `Io`.
     pub fn epoch(&self) -> Result<Option<Epoch>, AuthorityError> {
         Ok(self.read()?.epoch)
     }
@@ -129,7 +143,7 @@ impl Authority {
     /// The same, once nobody is storing one: an engine that is being fenced off may be.
     ///
     /// # Errors
-    /// `Damaged`, `Io`.
+    /// `Damaged`, `Newer`, `Io`.
     pub fn settled_epoch(&self) -> Result<Option<Epoch>, AuthorityError> {
         let _lock = self.locked()?;
         self.epoch()
@@ -139,7 +153,7 @@ impl Authority {
     /// Storing the same epoch again is done already, so that a caller that does not know may repeat the call.
     ///
     /// # Errors
-    /// `Replaced` if another one is stored, `NotNewer`, `Damaged`, `Io`. After `Io` the epoch may be stored or not.
+    /// `Replaced` if another one is stored, `NotNewer`, `Damaged`, `Newer`, `Io`. After `Io` the epoch may be stored or not.
     pub fn store_epoch(
         &self,
         replaces: Option<(Generation, u64)>,
@@ -169,7 +183,7 @@ impl Authority {
     /// No engine of the volume runs: the caller holds the volume's lock and has seen none.
     ///
     /// # Errors
-    /// `NotNewer` than what was stored, `Io`.
+    /// `NotNewer` than what was stored, `Newer`, `Io`.
     pub fn decree(&self, epoch: Epoch) -> Result<(), AuthorityError> {
         let _lock = self.locked()?;
         let content = match self.read() {
@@ -189,9 +203,12 @@ impl Authority {
     /// are issued above those that replicas have seen. Durable before it returns. The caller is as in [`Authority::decree`].
     ///
     /// # Errors
-    /// `Io`.
+    /// `Newer`, `Io`.
     pub fn begin_anew(&self, highest_seen: Generation) -> Result<(), AuthorityError> {
         let _lock = self.locked()?;
+        if let Err(newer @ AuthorityError::Newer { .. }) = self.read() {
+            return Err(newer);
+        }
         self.write(&Content { format: FORMAT, generation: highest_seen, epoch: None })
     }
 
@@ -232,6 +249,11 @@ impl Authority {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Content::default()),
             Err(e) => return Err(self.io(e)),
         };
+        if let Ok(Format { format }) = serde_json::from_slice(&bytes)
+            && format > FORMAT
+        {
+            return Err(AuthorityError::Newer { path: self.file.clone(), format });
+        }
         let content: Content = serde_json::from_slice(&bytes).map_err(|e| self.damaged(&e))?;
         if content.format != FORMAT {
             return Err(self.damaged(&format!("format {} is not {FORMAT}", content.format)));
@@ -362,10 +384,31 @@ mod tests {
     fn a_damaged_file_is_said_to_be_damaged_and_left_alone() {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::in_directory(dir.path());
-        for content in ["", "{", "[]", r#"{"format":2,"generation":0,"epoch":null}"#] {
+        for content in ["", "{", "[]", r#"{"format":0,"generation":0,"epoch":null}"#] {
             std::fs::write(dir.path().join("authority.json"), content).unwrap();
             let refused = authority.issue_generation(Generation::default());
             assert!(matches!(refused, Err(AuthorityError::Damaged { .. })), "{content:?}");
+            assert_eq!(std::fs::read_to_string(dir.path().join("authority.json")).unwrap(), content);
+        }
+    }
+
+    /// The program was exchanged for an older one. What the newer one has stored counts.
+    #[test]
+    fn a_file_of_a_newer_version_is_nobodys_to_replace() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::in_directory(dir.path());
+        for content in [r#"{"format":2,"generation":0,"epoch":null}"#, r#"{"format":3,"other":[]}"#] {
+            std::fs::write(dir.path().join("authority.json"), content).unwrap();
+            let refused = [
+                authority.issue_generation(Generation::default()).map(drop),
+                authority.epoch().map(drop),
+                authority.store_epoch(None, &epoch(9, 1, &["a"])),
+                authority.decree(epoch(9, 1, &["a"])),
+                authority.begin_anew(Generation::default()),
+            ];
+            for refused in refused {
+                assert!(matches!(refused, Err(AuthorityError::Newer { .. })), "{refused:?}");
+            }
             assert_eq!(std::fs::read_to_string(dir.path().join("authority.json")).unwrap(), content);
         }
     }

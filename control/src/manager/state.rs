@@ -78,6 +78,12 @@ pub struct ProcessRecord {
     pub(super) replacing: bool,
 }
 
+/// What files of all formats have.
+#[derive(Deserialize)]
+struct Format {
+    format: u32,
+}
+
 impl ProcessRecord {
     /// A process that is to be started.
     pub(super) fn new(spec: &imrpc::ProcessSpec, ports: Option<PortRange>, uuid: String) -> Self {
@@ -109,7 +115,7 @@ impl ProcessRecord {
     /// What a manager of that root remembers of the process of that name, whether the manager runs or not.
     ///
     /// # Errors
-    /// The file cannot be read; of the kind `InvalidData` if it is damaged.
+    /// The file cannot be read; of the kind `InvalidData` if it is damaged, and `Unsupported` if a newer version has written it.
     pub fn load(root: &Root, name: &str) -> io::Result<Option<Self>> {
         let path = root.process(name);
         let damaged = |reason: String| {
@@ -125,6 +131,15 @@ impl ProcessRecord {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(e),
         };
+        if let Ok(Format { format }) = serde_json::from_slice(&bytes)
+            && format > FORMAT
+        {
+            let text = format!(
+                "{} is of format {format}, which a newer version of this program has written: use that one",
+                path.display()
+            );
+            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+        }
         let record: Self = serde_json::from_slice(&bytes).map_err(|e| damaged(e.to_string()))?;
         if record.format != FORMAT || record.name != name {
             return Err(damaged(format!("format {}, name {:?}", record.format, record.name)));
@@ -245,6 +260,22 @@ mod tests {
         record.remove(&root).unwrap();
         record.remove(&root).unwrap();
         assert_eq!(ProcessRecord::load(&root, "demo-e-0").unwrap(), None);
+    }
+
+    /// The program was exchanged for an older one, which is not to forget what runs.
+    #[test]
+    fn a_record_of_a_newer_version_is_not_damaged() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path()).unwrap();
+        root.create().unwrap();
+        for content in [r#"{"format":2,"other":[]}"#, r#"{"format":0}"#] {
+            fs::write(root.process("demo-e-0"), content).unwrap();
+            let is_newer = content.contains('2');
+            let kind = if is_newer { io::ErrorKind::Unsupported } else { io::ErrorKind::InvalidData };
+            assert_eq!(ProcessRecord::load(&root, "demo-e-0").unwrap_err().kind(), kind);
+            ProcessRecord::forget_damaged(&root, "demo-e-0");
+            assert_eq!(root.process("demo-e-0").exists(), is_newer);
+        }
     }
 
     #[test]
