@@ -11,6 +11,7 @@ mod identity;
 mod instance;
 mod launch;
 mod levels;
+mod lock;
 mod log;
 mod policy;
 mod ports;
@@ -25,17 +26,14 @@ mod supervisor;
 mod telling;
 mod wish;
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
 use thiserror::Error;
+use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tonic::service::Routes;
 use tonic::transport::Server;
@@ -48,7 +46,7 @@ pub use state::{ProcessRecord, State};
 pub use supervisor::{REPLACE_SIGNAL_NAME, STOP_PATIENCE};
 
 use crate::front::Trust;
-use crate::host::{Root, RootError, is_at};
+use crate::host::{Root, RootError};
 use crate::proto::imrpc::disk_service_server::DiskServiceServer;
 use crate::proto::imrpc::instance_service_server::InstanceServiceServer;
 use crate::proto::imrpc::process_manager_service_server::ProcessManagerServiceServer;
@@ -57,6 +55,7 @@ use crate::proxy::Proxy;
 use crate::tls::TlsError;
 use crate::transport::{TrustedPeers, bind_private, connect_within};
 use instance::{Disks, Instances};
+use lock::{Bound, ManagerLock};
 use ports::Ports;
 use program::Programs;
 use registry::Registry;
@@ -107,10 +106,10 @@ pub enum ManagerError {
         /// What the system said.
         source: io::Error,
     },
-    /// Its lock was removed or replaced, and nothing keeps another manager from the root.
+    /// Its lock was removed, and another manager may have begun.
     #[error(
-        "{} was removed or replaced: another instance manager may run on this root, so this one ends; its processes go on, and the \
-         next one adopts them",
+        "{} was removed or replaced, and another instance manager has begun on this root, or may have: this one ends. Its processes go on \
+         and are adopted by the other one; where it is the command of a container they end with it, and are started again",
         .0.display()
     )]
     LockLost(PathBuf),
@@ -138,20 +137,18 @@ pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(),
     if options.take_over {
         predecessor::end(&root.manager_lock()).await;
     }
-    let lock = lock(&root, open_to_all.map(|(address, _)| *address))?;
-    let own_lock = lock.try_clone().map_err(|e| io_error(root.manager_lock().display(), e))?;
+    let lock = Arc::new(ManagerLock::take(&root, open_to_all.map(|(address, _)| *address))?);
     let remote = match &options.listen {
         Some((address, _)) => Some(Remote::bind(*address, door).await?),
         None => None,
     };
     let programs = Programs::new(options.program, root.engine_binaries());
     let ports = Ports::new(ports::RANGE);
-    let registry = Arc::new(Registry::new(root.clone(), lock, programs, ports));
+    let registry = Arc::new(Registry::new(root.clone(), lock.clone(), programs, ports));
     registry.adopt_all().map_err(|e| io_error(root.processes().display(), e))?;
-    let socket = root.deposit_socket();
-    let deposits = bind_private(&socket).map_err(|e| io_error(socket.display(), e))?;
+    let (deposits, deposits_at) = bind(&root.deposit_socket())?;
     let socket = root.manager_socket();
-    let listener = bind_private(&socket).map_err(|e| io_error(socket.display(), e))?;
+    let (listener, listener_at) = bind(&socket)?;
     let routes = services(&root, &registry);
     let local =
         Server::builder().add_routes(routes.clone()).serve_with_incoming(TrustedPeers::new(listener).heard());
@@ -167,13 +164,20 @@ pub async fn run(options: Options, stop: impl Future<Output = ()>) -> Result<(),
         ended = local => Ok(ended?),
         ended = remote => Ok(ended?),
         () = hearing::serve(deposits, registry.clone()) => Ok(()),
-        lost = look_after_files(&root, &registry, own_lock) => Err(lost),
+        lost = look_after_files(&root, &registry, lock, vec![deposits_at, listener_at]) => Err(lost),
         () = telling::keep(&registry) => Ok(()),
         () = stop => {
             tracing::info!("instance manager ends; its processes go on");
             Ok(())
         }
     }
+}
+
+/// A socket of the root, and which one it is.
+fn bind(socket: &Path) -> Result<(UnixListener, Bound), ManagerError> {
+    let failed = |e| io_error(socket.display(), e);
+    let listener = bind_private(socket).map_err(failed)?;
+    Ok((listener, Bound::at(socket).map_err(failed)?))
 }
 
 /// Everything that an instance manager can be asked.
@@ -208,65 +212,33 @@ pub fn process_of(root: &Root) -> Option<u32> {
     std::fs::read_to_string(root.manager_lock()).ok()?.lines().next()?.parse().ok()
 }
 
-/// Makes this the only instance manager of the root for as long as the result lives, which everything has that changes something below
-/// the root: what was begun goes on after [`run`] has ended, until its runtime does. The file says which process it is,
-/// and in a second line where it obeys whoever reaches it.
-fn lock(root: &Root, open_to_all: Option<SocketAddr>) -> Result<Flock<File>, ManagerError> {
-    let path = root.manager_lock();
-    let failed = |e| io_error(path.display(), e);
-    let options = &mut OpenOptions::new();
-    let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
-    match Flock::lock(file.map_err(failed)?, FlockArg::LockExclusiveNonblock) {
-        Ok(mut file) => {
-            let said = match open_to_all {
-                Some(address) => format!("{}\n{address}\n", std::process::id()),
-                None => format!("{}\n", std::process::id()),
-            };
-            file.set_len(0).and_then(|()| file.write_all(said.as_bytes())).map_err(failed)?;
-            Ok(file)
-        }
-        Err((mut file, Errno::EWOULDBLOCK)) => {
-            let mut said = String::new();
-            file.read_to_string(&mut said).map_err(failed)?;
-            let pid = said.lines().next().unwrap_or_default().to_owned();
-            Err(ManagerError::AlreadyRuns { root: root.path().to_owned(), pid })
-        }
-        Err((_, errno)) => Err(failed(errno.into())),
-    }
-}
-
 /// Bounds the logs of all processes, and the manager's own, which whoever started it may have put beside them, until the lock is lost.
-async fn look_after_files(root: &Root, registry: &Registry, lock: File) -> ManagerError {
-    let lock = Arc::new(lock);
+async fn look_after_files(
+    root: &Root,
+    registry: &Registry,
+    lock: Arc<ManagerLock>,
+    sockets: Vec<Bound>,
+) -> ManagerError {
+    let sockets = Arc::new(sockets);
     let mut ticks = tokio::time::interval(ROTATION);
     for look in (0..SWEEP).cycle() {
         ticks.tick().await;
         let mut names = registry.names();
         names.push("instance-manager".to_owned());
-        let (root, lock, path) = (root.clone(), lock.clone(), root.manager_lock());
+        let (root, lock, sockets) = (root.clone(), lock.clone(), sockets.clone());
         // A disk that is slow keeps nobody from the manager, and no process from being started again.
         let looked = tokio::task::spawn_blocking(move || {
-            let is_lost = is_lost(&lock, &root.manager_lock());
-            if !is_lost {
-                bound_logs(&root, &names, look == 0);
-            }
-            is_lost
+            lock.keep(&sockets)?;
+            bound_logs(&root, &names, look == 0);
+            Ok(())
         });
         match looked.await {
-            Ok(true) => return ManagerError::LockLost(path),
-            Ok(false) => {}
+            Ok(Err(lost)) => return lost,
+            Ok(Ok(())) => {}
             Err(e) => tracing::error!(error = %e, "logs are not bounded"),
         }
     }
     unreachable!("the ticks never end")
-}
-
-/// True if another file than the lock is there, or none. What cannot be looked at is there still.
-fn is_lost(lock: &File, path: &Path) -> bool {
-    match std::fs::metadata(path) {
-        Ok(_) => !is_at(lock, path),
-        Err(e) => e.kind() == io::ErrorKind::NotFound,
-    }
 }
 
 /// `names`: those of all processes. `sweep`: logs of those that are no more are looked at, too.

@@ -10,8 +10,8 @@ use control::host::Root;
 use control::manager::{self, Options, ProcessRecord};
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
 use control::proto::imrpc::{
-    ProcessCreateRequest, ProcessDeleteRequest, ProcessGetRequest, ProcessReplaceRequest, ProcessSpec,
-    ProcessStatus,
+    ProcessCreateRequest, ProcessDeleteRequest, ProcessGetRequest, ProcessListRequest, ProcessReplaceRequest,
+    ProcessSpec, ProcessStatus,
 };
 use control::transport::connect;
 use tokio::sync::{Mutex, oneshot};
@@ -172,4 +172,22 @@ async fn a_replacement_goes_on_when_its_manager_dies_in_the_middle() {
     assert_eq!((&second.uuid, second.state.as_str()), (&first.uuid, "running"));
     assert!(manager::ProcessId::of(first.pid).unwrap().is_none());
     delete(&mut client, second).await;
+}
+
+/// In a pod the manager is its container's command: everything on the node would end with it.
+#[tokio::test]
+async fn a_manager_whose_lock_was_removed_goes_on_and_holds_it_again() {
+    let _alone = ALONE.lock().await;
+    let place = Place::new("exit 0");
+    let (mut client, stop, thread) = place.manager().await;
+    std::fs::remove_file(place.root.manager_lock()).unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    while !manager::is_there(&place.root) {
+        assert!(Instant::now() < until && !thread.is_finished(), "it does not hold its lock again");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    client.process_list(ProcessListRequest {}).await.unwrap();
+    stop.send(()).unwrap();
+    thread.join().unwrap();
+    assert!(!manager::is_there(&place.root));
 }

@@ -1,18 +1,17 @@
 //! The processes of a manager by name, each with its supervisor.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lh_block::{NameError, check_process_name};
-use nix::fcntl::Flock;
 use thiserror::Error;
 use tokio::sync::{broadcast, watch};
 
 use super::deposits::Deposits;
 use super::identity::Watched;
 use super::levels::Levels;
+use super::lock::ManagerLock;
 use super::policy::arguments_of_replacement;
 use super::ports::{PortError, PortRange, Ports, with_ports};
 use super::program::{ProgramError, Programs};
@@ -74,7 +73,7 @@ pub(super) struct Registry {
 
 impl Registry {
     /// `lock`: what makes this the root's only manager.
-    pub(super) fn new(root: Root, lock: Flock<File>, programs: Programs, ports: Ports) -> Self {
+    pub(super) fn new(root: Root, lock: Arc<ManagerLock>, programs: Programs, ports: Ports) -> Self {
         let (changes, _) = broadcast::channel(CHANGES_MAX);
         let shared = Arc::new(Shared {
             root,

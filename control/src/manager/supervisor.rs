@@ -8,12 +8,10 @@
 //!
 //! In any state but the last a process may be replaced: it is ended if it runs, and starts anew as another program.
 
-use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::fcntl::Flock;
 use rustix::process::Signal;
 use tokio::sync::{broadcast, watch};
 
@@ -21,6 +19,7 @@ use super::deposits::Deposits;
 use super::identity::Watched;
 use super::launch::{Gate, launch};
 use super::levels::Levels;
+use super::lock::ManagerLock;
 use super::log::{self, LastWords, WAS_ENDED};
 use super::policy::{BackOff, EXIT_USAGE, Exit, Next, arguments_of_replacement, arguments_of_restart};
 use super::program::Programs;
@@ -44,7 +43,7 @@ pub const REPLACE_SIGNAL_NAME: &str = "SIGHUP";
 pub(super) struct Shared {
     pub(super) root: Root,
     /// No other manager has the root before nothing of this one is left that writes there.
-    pub(super) _lock: Flock<File>,
+    pub(super) _lock: Arc<ManagerLock>,
     pub(super) programs: Programs,
     /// Every change of every process.
     pub(super) changes: broadcast::Sender<ProcessResponse>,
