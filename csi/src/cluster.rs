@@ -15,7 +15,7 @@ use lh_cluster::api::{
     AttachmentTicket, Conditions, Engine, Node, Replica, Setting, Snapshot, TicketType, Volume,
     VolumeAttachment,
 };
-use lh_cluster::kubernetes::{attached_to, may_be_a_name};
+use lh_cluster::kubernetes::{attached_to, may_be_a_label, may_be_a_name};
 use lh_cluster::plan::volume::pair;
 use lh_cluster::plan::{VOLUME_LABEL, engine_name};
 use lh_cluster::settings::Settings;
@@ -119,9 +119,13 @@ impl Cluster {
     }
 
     /// The snapshots of a volume. Those that say so by a label, and those without that label, which somebody made while no webhook
-    /// was there to put it: a cluster may have a hundred thousand of other volumes.
+    /// was there to put it: a cluster may have a hundred thousand of other volumes. A name that no label can have is told by none, and is a
+    /// wrong request to the API server.
     pub(crate) async fn snapshots_of(&self, volume: &str) -> Result<Vec<Snapshot>, Refused> {
-        let mut all = self.all::<Snapshot>(Some(&format!("{VOLUME_LABEL}={volume}"))).await?;
+        let mut all = match may_be_a_label(volume) {
+            true => self.all::<Snapshot>(Some(&format!("{VOLUME_LABEL}={volume}"))).await?,
+            false => Vec::new(),
+        };
         all.extend(self.all::<Snapshot>(Some(&format!("!{VOLUME_LABEL}"))).await?);
         all.retain(|snapshot| snapshot.spec.volume == volume);
         Ok(all)

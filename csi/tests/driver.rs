@@ -380,6 +380,13 @@ async fn snapshots_without_their_volumes_label_keep_it_too_and_one_is_found_by_i
     }
     cluster.server.apply("snapshots", "s", &json!({ "metadata": { "labels": { "longhornvolume": null } } }));
     assert_eq!(cluster.delete("v").await, Err(Code::FailedPrecondition), "its snapshots would go with it");
+    // No label can name a volume that somebody has given so long a name.
+    let long = "x".repeat(100);
+    let of_long = format!("snap://{long}/a");
+    let spec = json!({ "volume": long, "createSnapshot": true });
+    let a = json!({ "apiVersion": "longhorn.io/v1beta2", "kind": "Snapshot", "spec": spec });
+    cluster.server.apply("snapshots", "a", &a);
+    cluster.server.apply("snapshots", "a", &json!({ "status": { "readyToUse": true } }));
     for (id, volume, expected) in [
         ("snap://w/t", "", &["snap://w/t"][..]),
         ("snap://w/t", "v", &[]),
@@ -388,7 +395,9 @@ async fn snapshots_without_their_volumes_label_keep_it_too_and_one_is_found_by_i
         ("nonsense", "", &[]),
         ("", "v", &["snap://v/s"]),
         ("", "w", &["snap://w/t", "snap://w/u"]),
-        ("", "", &["snap://v/s", "snap://w/t", "snap://w/u"]),
+        ("", &long, &[&of_long]),
+        ("", "no label=", &[]),
+        ("", "", &[&of_long, "snap://v/s", "snap://w/t", "snap://w/u"]),
     ] {
         let request = proto::ListSnapshotsRequest {
             snapshot_id: id.to_owned(),

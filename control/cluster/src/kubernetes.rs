@@ -104,9 +104,27 @@ pub fn may_be_a_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label)
 }
 
+/// True if a label may have that value.
+pub fn may_be_a_label(value: &str) -> bool {
+    let end = |c: char| c.is_ascii_alphanumeric();
+    let inner = |c: char| end(c) || matches!(c, '-' | '_' | '.');
+    let has_ends = value.is_empty() || value.starts_with(end) && value.ends_with(end);
+    value.len() <= 63 && has_ends && value.chars().all(inner)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_could_not_be_a_label_is_none() {
+        for value in ["", "pvc-1", "A_b.c", "0", &"x".repeat(63)] {
+            assert!(may_be_a_label(value), "{value:?}");
+        }
+        for value in ["-a", "a-", "a b", "a=b", "a/b", "ä", &"x".repeat(64)] {
+            assert!(!may_be_a_label(value), "{value:?}");
+        }
+    }
 
     #[test]
     fn what_could_not_be_a_name_is_never_part_of_a_path() {

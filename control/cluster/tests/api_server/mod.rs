@@ -174,6 +174,16 @@ fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
+/// As Kubernetes judges what a label may say.
+fn may_be_a_label(value: &str) -> bool {
+    let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let is_end = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
+    value.len() <= 63
+        && value.chars().all(inner)
+        && is_end(value.chars().next())
+        && is_end(value.chars().last())
+}
+
 /// True for what the label selector and the field selector of a list or a watch select. One term each.
 fn is_selected(object: &Value, query: &BTreeMap<String, String>) -> bool {
     let labels = &object["metadata"]["labels"];
@@ -484,7 +494,14 @@ impl ApiServer {
 
     fn read(&self, target: &Target, query: &BTreeMap<String, String>) -> Result<Value, Failure> {
         let Some(name) = &target.name else {
-            return Ok(self.list(target, query));
+            return match query.get("labelSelector").and_then(|s| s.split_once('=')) {
+                Some((_, value)) if !may_be_a_label(value) => Err(Failure(
+                    400,
+                    "BadRequest",
+                    format!("values[0][longhornvolume]: Invalid value: {value:?}"),
+                )),
+                _ => Ok(self.list(target, query)),
+            };
         };
         self.get(&target.resource, name).ok_or_else(|| missing(target))
     }
