@@ -655,6 +655,24 @@ async fn a_volume_grows_changes_and_is_listed() {
         assert_eq!(answer.map_or_else(|e| e.code(), |_| Code::Ok), code, "{volume} {pairs:?}");
     }
     assert_eq!(cluster.server.get("volumes", "a").unwrap()["spec"]["snapshotMaxCount"], 9);
+    // Where its replica is matters while it is used.
+    let near = [("numberOfReplicas", "1"), ("dataLocality", "strict-local")];
+    let nearby = [("numberOfReplicas", "2"), ("dataLocality", "best-effort")];
+    cluster.publish("c", "n1", false).await.unwrap();
+    let modified = async |pairs: &[(&str, &str)]| {
+        let answer = cluster.controller().controller_modify_volume(change("c", pairs)).await;
+        answer.map_or_else(|e| e.code(), |_| Code::Ok)
+    };
+    assert_eq!(modified(&near).await, Code::FailedPrecondition);
+    assert_eq!(cluster.server.get("volumes", "c").unwrap()["spec"]["dataLocality"], json!(null));
+    assert_eq!(modified(&nearby).await, Code::Ok);
+    cluster.unpublish("c", "n1").await;
+    let state = || cluster.server.get("volumes", "c").unwrap()["status"]["state"].clone();
+    while state() != "detached" {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(modified(&near).await, Code::Ok);
+    assert_eq!(modified(&near).await, Code::Ok, "again");
     // Where no webhook fills it in, the volume says nothing of where its replicas are: nor does whoever changes it otherwise.
     let locality = || cluster.server.get("volumes", "a").unwrap()["spec"]["dataLocality"].clone();
     cluster.server.apply("volumes", "a", &json!({ "spec": { "dataLocality": null } }));
