@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use kube::ResourceExt;
-use lh_cluster::api::{Robustness, TicketType, Volume, VolumeAttachment};
+use lh_cluster::api::{Robustness, TicketType, Volume, VolumeAttachment, VolumeState};
 
 use super::ControllerService;
 use super::publish::must_migrate;
@@ -120,7 +120,12 @@ fn condition(volume: &Volume) -> VolumeCondition {
         .filter(|c| !c.is_true() && !c.message.is_empty())
         .map(|c| c.message.clone())
         .collect();
-    let abnormal = matches!(status.robustness, Robustness::Degraded | Robustness::Faulted);
+    let abnormal = match status.robustness {
+        Robustness::Degraded | Robustness::Faulted => true,
+        // Of one that rests nothing else is known.
+        Robustness::Unknown => status.state == VolumeState::Attached,
+        Robustness::Healthy => false,
+    };
     let mut message = format!("{}, {}", status.state, status.robustness);
     for trouble in trouble {
         message.push_str("; ");
@@ -170,6 +175,23 @@ mod tests {
 
     fn names(names: &[&str]) -> Vec<String> {
         names.iter().map(|n| (*n).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_volume_is_abnormal_where_it_is_degraded_or_nobody_knows_how_it_is_in_use() {
+        use lh_cluster::api::{VolumeSpec, VolumeStatus};
+        for (state, robustness, expected) in [
+            (VolumeState::Attached, Robustness::Healthy, false),
+            (VolumeState::Attached, Robustness::Degraded, true),
+            (VolumeState::Attached, Robustness::Unknown, true),
+            (VolumeState::Attaching, Robustness::Unknown, false),
+            (VolumeState::Detached, Robustness::Unknown, false),
+            (VolumeState::Detached, Robustness::Faulted, true),
+        ] {
+            let mut volume = Volume::new("v", VolumeSpec::default());
+            volume.status = Some(VolumeStatus { state, robustness, ..VolumeStatus::default() });
+            assert_eq!(condition(&volume).abnormal, expected, "{state} {robustness}");
+        }
     }
 
     #[test]
