@@ -203,7 +203,7 @@ fn what_is_left_is_not_believed(disk: &Ext4) {
     write(&mut directory, &mut store, 1);
     snapshot(&mut directory, &mut store);
     write(&mut directory, &mut store, 2);
-    let plan = store.plan_zero(BLOCK, false, &mut |_, _| Vec::new()).unwrap();
+    let plan = store.plan_zero(BLOCK, false, &mut |_, _, _| Vec::new()).unwrap();
     assert_eq!((plan.marks.as_slice(), plan.needs_mark), (&[BLOCK][..], true));
     directory.mark_zeroes().unwrap();
     store.marked();

@@ -9,8 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lh_block::Instance;
-use lh_wire::{ChainOp, Control, Header, LayerInfo, OpCode, Status, Verified, flags};
+use lh_block::{Extent, Instance};
+use lh_wire::{
+    BlockState, ChainOp, Control, Header, Keep, LayerDigest, LayerInfo, MapPage, OpCode, Status, Verified,
+    flags,
+};
 use replica::store::LayerChecksums;
 use serve_client::{Client, Killable, MIB, SIZE, Server, pattern, places, serve_if_child, session};
 
@@ -47,17 +50,25 @@ fn checked(c: &mut Client<UnixStream>, op: OpCode, layer: &[u8]) -> (Status, Vec
     (answer.status(), answer.payload, answer.header.aux)
 }
 
-/// Changes a block of the layer's file as a disk would: the checksums still count for it.
-fn rot(directory: &Path, block: u64) {
+/// Changes the layer's file as a disk would: the checksums still count for it.
+fn change(directory: &Path, change: impl FnOnce(&File) -> std::io::Result<()>) {
     let file = directory.join("volume-snap-s.img");
     let file = Arc::new(File::options().read(true).write(true).open(file).unwrap());
     let mut sums = LayerChecksums::open(directory, &file).expect("checksums");
     // Times of files go by ticks: within the one of the last change this one would not show.
     std::thread::sleep(Duration::from_millis(20));
-    file.write_all_at(&[0xee; 100], block * BLOCK + 9).unwrap();
+    change(&file).unwrap();
     file.sync_all().unwrap();
     assert!(!sums.are_of(&file));
     sums.rebind().unwrap();
+}
+
+fn rot(directory: &Path, block: u64) {
+    change(directory, |file| file.write_all_at(&[0xee; 100], block * BLOCK + 9));
+}
+
+fn lose(directory: &Path, block: u64) {
+    change(directory, |file| lh_ring::sys::punch_hole(file, block * BLOCK, BLOCK));
 }
 
 const SOUND: Verified = Verified { rotten: 0, known: 1 };
@@ -154,6 +165,40 @@ fn a_rotten_block_is_not_answered_and_its_repair_is_believed() {
         assert_eq!((verify(&mut c, 3), verify(&mut c, 4)), (SOUND, SOUND), "checksums outlive a repair");
         let (status, bytes, _) = checked(&mut c, OpCode::Read, b"");
         assert!(status == Status::Ok && bytes[3 * 4096..4 * 4096] == data[3 * 4096..4 * 4096]);
+        drop(c);
+        server.stop();
+    }
+}
+
+/// The snapshot has lost blocks. What is zeroed over them is told to whoever compares the head, and stays zero when they are back.
+#[test]
+fn zeroes_over_what_a_snapshot_has_lost_stay() {
+    for place in places() {
+        let directory = place.path().join("replica");
+        let Some((server, mut c, data)) = sample(place.path()) else { continue };
+        lose(&directory, 3);
+        lose(&directory, 4);
+        assert_eq!(c.op(OpCode::WriteZeroes, 3 * BLOCK, 4096).status(), Status::Ok);
+        let head = c.header(OpCode::DigestLayer, 0, 32768);
+        let told = c.ask(head, b"").payload;
+        let told = LayerDigest::decode(&told, 32768).unwrap();
+        let told: Vec<_> = told.blocks().map(|(state, _)| state).collect();
+        let [zero, absent] = [BlockState::Zero, BlockState::Absent];
+        assert_eq!(told, [absent, absent, absent, zero, absent, absent, absent, absent]);
+        let chain = c.state().chain;
+        ok(&mut c, &Control::RebuildBegin { size: SIZE, chain, keep: Some(Keep::default()) });
+        assert_eq!(c.op(OpCode::WriteZeroes, 4 * BLOCK, 4096).status(), Status::Ok);
+        assert_eq!(c.op(OpCode::WriteZeroes, 600 * BLOCK, 4096).status(), Status::Ok);
+        ok(&mut c, &Control::RebuildEnd);
+        for block in [3, 4] {
+            let from = usize::try_from(block * BLOCK).unwrap();
+            let (header, payload) = image(&mut c, block, &data[from..from + 4096]);
+            assert_eq!(c.ask(header, &payload).status(), Status::Ok);
+        }
+        assert!(c.read(3 * BLOCK, 8192) == [0; 8192], "old data is back");
+        let map = c.control(&Control::LayerMap { layer: String::new(), from: 0, recorded: false });
+        let ranges = serde_json::from_slice::<MapPage>(&map.payload).unwrap().ranges;
+        assert_eq!(ranges, [Extent::new(3 * BLOCK, 2 * BLOCK)], "the last one hid nothing");
         drop(c);
         server.stop();
     }

@@ -10,7 +10,7 @@ use super::core::{Completed, Failure, Input, RequestId};
 use super::request::{Digesting, Part, Work};
 use super::server::Server;
 use super::trouble::note;
-use crate::store::{LayerNo, Source};
+use crate::store::{LayerNo, Source, Store};
 
 impl Server {
     /// Reads what one layer holds of the range, to tell its hashes or, with `compare`, to compare them with those in
@@ -26,8 +26,10 @@ impl Server {
         let Some(layer) = self.store.layer(name) else {
             return self.end(id, Err(Failure::Refused("this replica has no layer of that name".into())));
         };
+        let checksums = &mut self.checksums;
+        let mut recorded = |store: &Store, layer, part| checksums.recorded(store, layer, part);
         let told = self.store.layer_states(layer, range).and_then(|states| {
-            let compared = self.store.compared_states(layer, range, &states)?;
+            let compared = self.store.compared_states(layer, range, &states, &mut recorded)?;
             Ok((states, compared))
         });
         let (states, compared) = match told {

@@ -14,6 +14,7 @@ use super::status::count;
 use super::task::{Saved, Task};
 use super::token::{OWNER, kind};
 use super::trouble::note;
+use crate::store::Store;
 
 /// For how long a turn drops what the end of a rebuild leaves over: requests wait for it.
 const DROPPING: Duration = Duration::from_millis(1);
@@ -171,7 +172,9 @@ impl Server {
     fn drop_left_over(&mut self) {
         let Some((id, from)) = self.flusher.ending.take() else { return };
         let began = Instant::now();
-        match self.store.end_rebuild(from, || began.elapsed() >= DROPPING) {
+        let checksums = &mut self.checksums;
+        let mut recorded = |store: &Store, layer, part| checksums.recorded(store, layer, part);
+        match self.store.end_rebuild(from, &mut recorded, || began.elapsed() >= DROPPING) {
             Ok(None) => self.flusher.rebuild = Some(id),
             Ok(Some(next)) => self.flusher.ending = Some((id, next)),
             Err(e) => {

@@ -10,7 +10,7 @@ use super::server::{AT_ONCE_MAX, Server};
 use super::task::Task;
 use super::token::{OWNER, kind};
 use super::trouble::note;
-use crate::store::{Answer, LayerNo};
+use crate::store::{Answer, LayerNo, Store};
 
 impl Server {
     /// Writes the request's payload to the head.
@@ -119,9 +119,9 @@ impl Server {
     pub(super) fn start_zero(&mut self, id: RequestId, range: Extent) {
         let head = self.store.head();
         let in_doubt = self.core.is_in_doubt();
-        let (store, checksums) = (&self.store, &mut self.checksums);
-        let mut recorded = |layer, part| checksums.recorded(store, layer, part);
-        let plan = match store.plan_zero(range, in_doubt, &mut recorded) {
+        let checksums = &mut self.checksums;
+        let mut recorded = |store: &Store, layer, part| checksums.recorded(store, layer, part);
+        let plan = match self.store.plan_zero(range, in_doubt, &mut recorded) {
             Ok(plan) => plan,
             Err(e) => {
                 let failure = note(&self.status, &e);

@@ -24,6 +24,7 @@ use super::places::Places;
 use super::qcow2::Place;
 use super::ranges::RangeSet;
 use super::zero::ZeroMap;
+use super::zeroed::Recorded;
 
 /// Runs of the index that are looked at to say which blocks hold data: those of a layer each are alike in that.
 const LOOKUPS_MAX: usize = 4096;
@@ -452,14 +453,19 @@ impl Store {
         self.layers.iter().filter_map(|l| l.zero.as_ref()).any(ZeroMap::has_marks)
     }
 
-    /// The rebuild is complete: lower layers get nothing any more, so marks over nothing are taken away, from this block on until all are
-    /// done or `is_over` says so, which is asked after each 4 MiB: for those the files of all layers are looked at. Gives back the
-    /// block to go on at, `None` at the end: then a flush follows, and [`super::Directory::end_rebuild`]. Writes in between are served
-    /// as ever.
+    /// The rebuild is complete: lower layers get nothing any more but what they have lost (`recorded`: as for [`Store::plan_zero`]), so
+    /// other marks over nothing are taken away, from this block on until all are done or `is_over` says so, which is asked after each
+    /// 4 MiB: for those the files of all layers are looked at. Gives back the block to go on at, `None` at the end: then a flush
+    /// follows, and [`super::Directory::end_rebuild`]. Writes in between are served as ever.
     ///
     /// # Errors
     /// The disk's.
-    pub fn end_rebuild(&mut self, from: u64, is_over: impl Fn() -> bool) -> io::Result<Option<u64>> {
+    pub fn end_rebuild(
+        &mut self,
+        from: u64,
+        recorded: Recorded<'_>,
+        is_over: impl Fn() -> bool,
+    ) -> io::Result<Option<u64>> {
         self.rebuilding = false;
         let end = self.size / BLOCK;
         let head = self.head();
@@ -468,7 +474,7 @@ impl Store {
         while let Some(first) = marks.within(at..end).next() {
             let window = first.start..end.min(first.start + LOOKED_AT);
             at = window.end;
-            self.drop_useless_marks(head, &marks, window)?;
+            self.drop_useless_marks(head, &marks, window, recorded)?;
             if is_over() && marks.overlaps(at..end) {
                 return Ok(Some(at));
             }
@@ -478,7 +484,13 @@ impl Store {
 
     /// Takes those of the head's marks in a window away that hide nothing. There may be as many as a file system has holes, so each layer
     /// is looked at once for all of them.
-    fn drop_useless_marks(&mut self, head: LayerNo, marks: &RangeSet, window: Range<u64>) -> io::Result<()> {
+    fn drop_useless_marks(
+        &mut self,
+        head: LayerNo,
+        marks: &RangeSet,
+        window: Range<u64>,
+        recorded: Recorded<'_>,
+    ) -> io::Result<()> {
         let (mut useless, mut held) = (RangeSet::default(), RangeSet::default());
         marks.within(window.clone()).for_each(|mark| useless.insert(mark));
         for (_, layer) in self.up_to(self.at(head).rank - 1) {
@@ -493,6 +505,9 @@ impl Store {
         // Old data below a mark that waits for its punch.
         let layer = self.at(head);
         useless.subtract(&load::own(&layer.file, layer.length, None, window, layer.look)?.data);
+        if let Some(hull) = useless.hull() {
+            useless.subtract(&self.recorded_below(hull, self.at(head).rank, recorded));
+        }
         let layer = self.at_mut(head);
         layer.dirty |= !useless.is_empty();
         for part in useless.iter() {

@@ -68,6 +68,12 @@ impl RangeSet {
         }
     }
 
+    /// From the first block to the last, `None` if there are none.
+    pub(super) fn hull(&self) -> Option<Range<u64>> {
+        let (start, end) = (self.0.first_key_value()?.0, self.0.last_key_value()?.1);
+        Some(*start..*end)
+    }
+
     /// Takes everything out.
     pub(super) fn take(&mut self) -> Self {
         std::mem::take(self)

@@ -9,6 +9,7 @@ use super::data::Store;
 use super::layer::LayerNo;
 use super::load::blocks;
 use super::ranges::RangeSet;
+use super::zeroed::Recorded;
 
 impl Store {
     /// What the layer itself says of each block of the range.
@@ -29,8 +30,9 @@ impl Store {
 
     /// What a layer says of each block of the range, given what itself says, as it is compared with the same layer of another
     /// replica: where nothing is held below, its zeroes are nothing. Which of the two it is depends on when the replica has folded
-    /// what was removed: zeroes that find data below are marked, and the mark stays when that is gone. Of a layer of another
-    /// branch it is what itself says.
+    /// what was removed: zeroes that find data below are marked, and the mark stays when that is gone. What a layer below has lost is
+    /// held below, since the other replica may have it there (`recorded`: as for [`Store::plan_zero`]). Of a layer of another branch it
+    /// is what itself says.
     ///
     /// # Errors
     /// The disk's.
@@ -39,6 +41,7 @@ impl Store {
         layer: LayerNo,
         extent: Extent,
         states: &[BlockState],
+        recorded: Recorded<'_>,
     ) -> io::Result<Vec<BlockState>> {
         let rank = self.at(layer).rank;
         let mut compared = states.to_vec();
@@ -52,6 +55,9 @@ impl Store {
         let mut idle = zeroes.clone();
         for part in zeroes.iter() {
             idle.subtract(&self.held_below(part, rank)?);
+        }
+        if let Some(hull) = idle.hull() {
+            idle.subtract(&self.recorded_below(hull, rank, recorded));
         }
         for block in idle.iter().flatten() {
             compared[usize::try_from(block - first).unwrap_or(0)] = BlockState::Absent;

@@ -12,7 +12,7 @@ use super::ranges::RangeSet;
 use super::room;
 
 /// The ranges inside a range in which a layer should hold data by its checksums on record.
-pub type Recorded<'a> = &'a mut dyn FnMut(LayerNo, Extent) -> Vec<Extent>;
+pub type Recorded<'a> = &'a mut dyn FnMut(&Store, LayerNo, Extent) -> Vec<Extent>;
 
 /// How a range of the head becomes zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -122,12 +122,14 @@ impl Store {
 
     /// The blocks of the range that a layer below a rank has on record, and that no mark above it hides. What it has lost of them
     /// it may get back.
-    fn recorded_below(&self, range: Range<u64>, rank: u8, recorded: Recorded<'_>) -> RangeSet {
+    pub(super) fn recorded_below(&self, range: Range<u64>, rank: u8, recorded: Recorded<'_>) -> RangeSet {
         let (mut rest, mut found) = (RangeSet::default(), RangeSet::default());
         rest.insert(range);
         for (_, layer) in self.up_to(rank - 1).rev() {
             for part in rest.clone().iter() {
-                recorded(layer, bytes(part.clone())).into_iter().for_each(|held| found.insert(blocks(held)));
+                recorded(self, layer, bytes(part.clone()))
+                    .into_iter()
+                    .for_each(|held| found.insert(blocks(held)));
                 if self.folding != Some(layer)
                     && let Some(zero) = &self.at(layer).zero
                 {

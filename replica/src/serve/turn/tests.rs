@@ -179,7 +179,7 @@ fn with_a_mark(place: &Path) {
     }
     directory.mark_zeroes().unwrap();
     store.marked();
-    let plan = store.plan_zero(block, false, &mut |_, _| Vec::new()).unwrap();
+    let plan = store.plan_zero(block, false, &mut |_, _, _| Vec::new()).unwrap();
     assert_eq!(plan.marks, [block]);
     store.zeroed(&plan).unwrap();
     store.flush_now().unwrap();

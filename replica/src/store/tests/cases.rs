@@ -210,11 +210,13 @@ fn plans_follow_the_layers() {
         ]
     );
     // Where nothing lies below, a hole will do; where there is nothing at all, nothing is done.
-    let plan = volume.store.plan_zero(Extent::new(39 << 20, 2 << 20), false, &mut |_, _| Vec::new()).unwrap();
+    let plan =
+        volume.store.plan_zero(Extent::new(39 << 20, 2 << 20), false, &mut |_, _, _| Vec::new()).unwrap();
     assert_eq!((plan.punch.len(), plan.marks), (0, vec![Extent::new(39 << 20, 1 << 20)]));
     assert!(plan.needs_mark);
     volume.write(Extent::new(50 << 20, 1 << 20), 3);
-    let plan = volume.store.plan_zero(Extent::new(48 << 20, 8 << 20), false, &mut |_, _| Vec::new()).unwrap();
+    let plan =
+        volume.store.plan_zero(Extent::new(48 << 20, 8 << 20), false, &mut |_, _, _| Vec::new()).unwrap();
     assert_eq!(
         (plan.punch, plan.marks.len(), plan.needs_mark),
         (vec![Extent::new(50 << 20, 1 << 20)], 0, false)
@@ -622,9 +624,7 @@ fn a_rebuild_leaves_no_mark_over_nothing() {
         [(BlockState::Zero, 0), (BlockState::Zero, 0), (BlockState::Absent, 0)]
     );
     target.put("one", 0, &source.layer("one"));
-    assert_eq!(target.store.end_rebuild(0, || false).unwrap(), None);
-    target.flush();
-    target.directory.end_rebuild().unwrap();
+    target.end_rebuild();
     assert_eq!(
         target.layer("")[..3],
         [(BlockState::Zero, 0), (BlockState::Absent, 0), (BlockState::Absent, 0)]
@@ -652,7 +652,7 @@ fn the_end_of_a_rebuild_goes_on_where_it_was() {
     ["one", "two"].into_iter().for_each(|layer| target.put(layer, 0, &source.layer(layer)));
     let (mut at, mut stops) = (Some(0), Vec::new());
     while let Some(from) = at {
-        at = target.store.end_rebuild(from, || true).unwrap();
+        at = target.store.end_rebuild(from, &mut |_, _, _| Vec::new(), || true).unwrap();
         stops.extend(at);
         if stops.len() == 1 {
             target.write(extent(1500, 1), 7);
@@ -678,9 +678,7 @@ fn a_rebuild_leaves_the_marks_over_old_data() {
     target.store.replace(parts);
     target.write(extent(0, 1), 1);
     target.zero(extent(0, 1));
-    assert_eq!(target.store.end_rebuild(0, || false).unwrap(), None);
-    target.flush();
-    target.directory.end_rebuild().unwrap();
+    target.end_rebuild();
     assert_eq!(target.blocks()[0], 0);
     drop(target);
     assert_eq!(Volume::open(&path).unwrap().blocks()[0], 0);

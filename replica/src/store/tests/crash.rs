@@ -753,9 +753,7 @@ fn rebuild() {
             let image: Vec<_> = (0..8).map(|n| (BlockState::Data, n)).collect();
             volume.put("a", 0, &image);
             volume.put("b", 3, &[(BlockState::Zero, 0)]);
-            assert_eq!(volume.store.end_rebuild(0, || false).unwrap(), None);
-            volume.flush();
-            volume.directory.end_rebuild().unwrap();
+            volume.end_rebuild();
             drop(volume);
             assert_eq!(reads(path, None), [0, 1, 2, 0, 4, 5, 6, 7, 0], "{what}");
             assert_eq!(reads(path, Some("a")), [0, 1, 2, 3, 4, 5, 6, 7, 0], "{what}");
@@ -815,9 +813,7 @@ fn catching_up() {
                 let (own, zero) = ((BlockState::Data, 2), (BlockState::Zero, 0));
                 let absent = (BlockState::Absent, 0);
                 volume.put("two", 0, &[absent, absent, own, own, zero, absent, absent, absent, absent]);
-                assert_eq!(volume.store.end_rebuild(0, || false).unwrap(), None);
-                volume.flush();
-                volume.directory.end_rebuild().unwrap();
+                volume.end_rebuild();
                 drop(volume);
                 assert_eq!(reads(path, None), SAMPLE, "{what}");
                 assert_eq!(reads(path, Some("one")), ONE, "{what}");
@@ -917,7 +913,7 @@ fn a_rebuild_ends_with_the_epoch_that_was_stored_meanwhile() {
             let state = volume.directory.state();
             assert!(state.rebuilding && state.kept.is_some() && state.epoch == Some(epoch(5)));
             assert!(!volume.directory.store_epoch(epoch(5)).unwrap(), "a younger one is stored");
-            assert_eq!(volume.store.end_rebuild(0, || false).unwrap(), None);
+            assert_eq!(volume.store.end_rebuild(0, &mut |_, _, _| Vec::new(), || false).unwrap(), None);
             volume.flush();
         },
         |path, tape| {

@@ -119,9 +119,7 @@ fn a_broken_off_fold_shows_where_an_image_says_nothing() {
             volume.put("p", 0, &[own, absent, absent]);
         }
         volume.put("", 0, &[absent, absent, absent]);
-        assert_eq!(volume.store.end_rebuild(0, || false).unwrap(), None);
-        volume.flush();
-        volume.directory.end_rebuild().unwrap();
+        volume.end_rebuild();
         assert_eq!(volume.blocks()[..3], expected);
     }
 }
@@ -574,7 +572,7 @@ fn a_hole_that_was_planned_before_the_fold_does_not_rely_on_the_snapshot_that_go
         let place = temporary();
         let path = place.path().join("r");
         let mut volume = over_a_mark(&path);
-        let plan = volume.store.plan_zero(zeroed, false, &mut |_, _| Vec::new()).unwrap();
+        let plan = volume.store.plan_zero(zeroed, false, &mut |_, _, _| Vec::new()).unwrap();
         assert_eq!((&plan.punch[..], &plan.marks[..]), (&[zeroed][..], &[][..]));
         let mut fold = volume.begin_fold("two").unwrap();
         let mut left = steps;
@@ -756,7 +754,7 @@ fn zeroed_beside_a_step(volume: &mut Volume, fold: &mut super::super::Fold, zero
     let plan = volume
         .claim
         .is_none()
-        .then(|| volume.store.plan_zero(zeroed, false, &mut |_, _| Vec::new()).unwrap());
+        .then(|| volume.store.plan_zero(zeroed, false, &mut |_, _, _| Vec::new()).unwrap());
     let step = fold.next(&mut volume.store).unwrap();
     let (super::super::FoldStep::Work(work), Some(plan)) = (step, plan) else { return false };
     fold.worked(&mut volume.store, work.run()).unwrap();

@@ -456,9 +456,7 @@ impl World {
                 puts += 1;
             }
         }
-        assert_eq!(target.store.end_rebuild(0, || false).unwrap(), None);
-        target.flush();
-        target.directory.end_rebuild().unwrap();
+        target.end_rebuild();
         self.replicas[n].volume = Some(target);
         true
     }

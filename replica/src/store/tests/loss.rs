@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use lh_block::BLOCK;
-use lh_wire::BlockState;
+use lh_wire::{BlockState, Keep};
 
 use super::super::checksum::{FoldedChecksums, file_name};
 use super::super::disk;
@@ -15,7 +15,7 @@ use super::super::pace::Pace;
 use super::super::scrub::Hashed;
 use super::scrub::{hash, layer, rot};
 use super::tape::Tape;
-use super::volume::{Volume, extent};
+use super::volume::{SIZE, Volume, extent};
 
 /// Rot of the kinds Lost and Appeared is carried along by a fold, and becomes the truth.
 fn folded_rot(change: impl Fn(&fs::File)) -> (Hashed, bool) {
@@ -123,6 +123,47 @@ fn what_was_trimmed_over_a_lost_block_stays_zero_when_a_scrub_brings_that_back()
     assert_eq!(volume.blocks()[5], 0, "old data shows through the hole of the head");
 }
 
+/// A mark over what a snapshot has lost is compared as one: the other replica has the block there.
+#[test]
+fn a_mark_over_a_lost_block_is_compared_as_one() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("replica");
+    let mut volume = Volume::create(&path);
+    volume.write(extent(5, 1), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.flush();
+    hash(&path, "one");
+    rot(&path, "one", |file| disk::punch(file, extent(5, 1)).unwrap());
+    volume.zero(extent(5, 1));
+    assert_eq!(volume.compared(extent(4, 3)), [BlockState::Absent, BlockState::Zero, BlockState::Absent]);
+}
+
+/// The same block is trimmed while the replica is filled, and nothing brings the snapshot's block before that is over.
+#[test]
+fn what_was_trimmed_over_a_lost_block_during_a_rebuild_stays_zero() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("replica");
+    let mut volume = Volume::create(&path);
+    volume.write(extent(5, 1), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.flush();
+    hash(&path, "one");
+    rot(&path, "one", |file| disk::punch(file, extent(5, 1)).unwrap());
+    let chain = volume.directory.state().chain;
+    let parts = volume.directory.begin_catch_up(SIZE, &chain, &Keep::default()).unwrap();
+    volume.store.replace(parts);
+    volume.zero(extent(5, 2));
+    volume.end_rebuild();
+    let states = volume.layer("");
+    assert_eq!(
+        (states[5].0, states[6].0),
+        (BlockState::Zero, BlockState::Absent),
+        "the other mark hides nothing"
+    );
+    volume.put("one", 5, &[(BlockState::Data, 1)]);
+    assert_eq!(volume.blocks()[5], 0, "old data shows through the hole of the head");
+}
+
 /// A head of many pieces over many snapshots: what is on record costs one question to each layer, not one for each piece.
 #[test]
 fn a_trim_asks_each_layer_once_what_it_should_hold() {
@@ -136,7 +177,7 @@ fn a_trim_asks_each_layer_once_what_it_should_hold() {
         volume.write(extent(block, 1), 2);
     }
     let mut asked = 0;
-    let plan = volume.store.plan_zero(extent(0, 60), false, &mut |_, _| {
+    let plan = volume.store.plan_zero(extent(0, 60), false, &mut |_, _, _| {
         asked += 1;
         vec![extent(21, 1)]
     });

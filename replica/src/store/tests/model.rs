@@ -290,9 +290,7 @@ fn rebuild(before: &[Op], ops: &[Coming]) {
             bring(&source, &mut target, &mut brought, layer, part);
         }
     }
-    assert_eq!(target.store.end_rebuild(0, || false).unwrap(), None);
-    target.flush();
-    target.directory.end_rebuild().unwrap();
+    target.end_rebuild();
     assert_eq!(target.blocks(), source.blocks());
     for name in ["a", "b"] {
         assert_eq!(target.layer(name), source.layer(name), "layer {name}");

@@ -113,13 +113,31 @@ impl Volume {
 
     pub(super) fn zero(&mut self, extent: Extent) {
         self.directory.begin_use().unwrap();
-        let path = self.path();
-        let mut recorded = |layer, part| {
-            let sums = LayerChecksums::open(&path, self.store.layer_file(layer));
-            sums.map(|mut sums| sums.recorded(part)).unwrap_or_default()
-        };
-        let plan = self.store.plan_zero(extent, false, &mut recorded).unwrap();
+        let plan = self.store.plan_zero(extent, false, &mut self.recorded()).unwrap();
         self.make_zero(&plan);
+    }
+
+    /// What the layers should hold by their checksums.
+    fn recorded(&self) -> impl FnMut(&Store, LayerNo, Extent) -> Vec<Extent> + use<> {
+        let path = self.path();
+        move |store, layer, part| {
+            let sums = LayerChecksums::open(&path, store.layer_file(layer));
+            sums.map(|mut sums| sums.recorded(part)).unwrap_or_default()
+        }
+    }
+
+    /// What of the head is compared with that of another replica.
+    pub(super) fn compared(&self, extent: Extent) -> Vec<BlockState> {
+        let head = self.store.head();
+        let states = self.store.layer_states(head, extent).unwrap();
+        self.store.compared_states(head, extent, &states, &mut self.recorded()).unwrap()
+    }
+
+    pub(super) fn end_rebuild(&mut self) {
+        let mut recorded = self.recorded();
+        assert_eq!(self.store.end_rebuild(0, &mut recorded, || false).unwrap(), None);
+        self.flush();
+        self.directory.end_rebuild().unwrap();
     }
 
     pub(super) fn make_zero(&mut self, plan: &ZeroPlan) {
