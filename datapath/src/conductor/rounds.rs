@@ -62,6 +62,7 @@ impl Rounds {
 
     /// So that a copy from before now is behind: of the first one whatever was flushed is covered.
     pub(super) fn want_two_more(&mut self) {
+        self.rests_until = 0;
         self.wanted = self.wanted.max(2 + u32::from(self.open));
     }
 
@@ -249,8 +250,9 @@ mod tests {
         assert_eq!(agree(20, true), (Round(9), 10));
         assert_eq!(agree(30, false), (Round(10), 20));
         assert!(rounds.are_settled(0));
+        rounds.rests_until = 9;
         rounds.want_two_more();
-        assert_eq!(rounds.wanted, 2);
+        assert_eq!((rounds.wanted, rounds.are_settled(0)), (2, false));
         rounds.open(40);
         rounds.want_two_more();
         assert_eq!(rounds.wanted, 3, "the one that is asked for may be one of before");

@@ -370,7 +370,7 @@ pub(crate) struct World {
     /// Epochs say what their members had recorded, and members note that they count: in every fourth run, and where it matters. The
     /// others are as they were without that, and those among them that notice what is rare go on noticing it.
     epochs_tell: bool,
-    /// Marks are taken back in rounds: in every fourth run, too, and where it matters.
+    /// Marks are taken back in rounds: in every eighth run, and where it matters, for the same reason.
     rounds: bool,
     broken: Option<String>,
     errors_injected: bool,
@@ -439,7 +439,7 @@ impl World {
             grace: 3 * SECOND,
             sabotage,
             epochs_tell: seed % 4 == 3,
-            rounds: seed % 4 == 1,
+            rounds: seed % 8 == 1,
             broken: None,
             errors_injected: false,
             tracing,

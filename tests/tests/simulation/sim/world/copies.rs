@@ -1,7 +1,7 @@
 //! A replica's directory that is put back as it was at some moment under load, by a copy of its disk: within one epoch, unless something
 //! goes wrong beside it.
 
-use super::{Command, CommandId, Conducted, Event, HEAL, MS, Outbox, Report, SECOND, World};
+use super::{Command, CommandId, Conducted, Event, Fault, HEAL, MS, Outbox, Report, SECOND, World};
 
 impl World {
     /// Once all is well: a disk is copied, the volume goes on, and the copy takes the disk's place.
@@ -13,9 +13,24 @@ impl World {
         self.budget = self.dice.between(30, 200);
         self.pace = (before + after) / self.budget;
         self.at(self.now + MS, Event::Clients(true));
+        if self.dice.chance(300) {
+            self.at(self.now + before / 2, Event::Fault(Fault::Snapshot));
+        }
         self.wait(before);
         let copy = self.nodes[node].disk.copy(&mut self.dice);
         self.note("disk copied".into());
+        if self.dice.chance(400) {
+            let change = self.dice.pick(&[
+                Fault::Snapshot,
+                Fault::Revert,
+                Fault::Revert,
+                Fault::Remove,
+                Fault::Expand,
+            ]);
+            self.at(self.now, Event::Fault(change.unwrap_or(Fault::Snapshot)));
+            // The rounds behind a revert are to be made.
+            self.wait(2 * SECOND);
+        }
         self.wait(after);
         // What is answered by now is flushed, and its marks are taken back, or not yet.
         let rest = if soon { 0 } else { self.dice.below(8 * SECOND) };
