@@ -170,6 +170,36 @@ fn a_rotten_block_is_not_answered_and_its_repair_is_believed() {
     }
 }
 
+/// The source has lost blocks, or has other bytes, and nobody else has them: what is sound here stays, whatever else the image changes.
+#[test]
+fn what_is_sound_here_outlives_a_rotten_image() {
+    for place in places() {
+        let directory = place.path().join("replica");
+        let Some((server, mut c, data)) = sample(place.path()) else { continue };
+        rot(&directory, 6);
+        let lost = c.header(OpCode::PutLayer, 3 * BLOCK, 4096);
+        let lost = c.ask(Header { aux: 2, flags: flags::VERIFY, ..lost }, &[BlockState::Absent as u8, b's']);
+        assert_eq!((lost.status(), lost.header.aux), (Status::Ok, 0));
+        assert_eq!(c.read(3 * BLOCK, 4096), &data[3 * 4096..4 * 4096]);
+        assert_eq!((verify(&mut c, 3), verify(&mut c, 6)), (SOUND, ROTTEN), "nothing was changed");
+        let (other, payload) = image(&mut c, 5, &[7; 4096]);
+        assert_eq!(c.ask(Header { flags: flags::VERIFY, ..other }, &payload).status(), Status::Ok);
+        assert_eq!((c.read(5 * BLOCK, 4096), verify(&mut c, 5)), (data[5 * 4096..6 * 4096].to_vec(), SOUND));
+        // One is lost there, and the next one was never here.
+        let (both, mut payload) = image(&mut c, 255, &data[..4096]);
+        payload.splice(4096..4097, [BlockState::Absent as u8, BlockState::Data as u8]);
+        let both = Header { length: 8192, aux: 3, flags: flags::VERIFY, ..both };
+        assert_eq!(c.ask(both, &payload).status(), Status::Ok);
+        assert_eq!(c.read(255 * BLOCK, 8192), [&data[255 * 4096..], &data[..4096]].concat());
+        let (rotten, payload) = image(&mut c, 6, &[7; 4096]);
+        assert_eq!(c.ask(Header { flags: flags::VERIFY, ..rotten }, &payload).status(), Status::Ok);
+        assert_eq!(c.read(6 * BLOCK, 4096), [7; 4096]);
+        assert_eq!(verify(&mut c, 3), UNKNOWN, "what is taken for want of another makes checksums void");
+        drop(c);
+        server.stop();
+    }
+}
+
 /// The snapshot has lost blocks. What is zeroed over them is told to whoever compares the head, and stays zero when they are back.
 #[test]
 fn zeroes_over_what_a_snapshot_has_lost_stay() {

@@ -1,5 +1,7 @@
 //! Layer images: making a range of one layer what another member's layer is.
 
+use std::collections::BTreeSet;
+
 use lh_block::{BLOCK, Extent};
 use lh_ring::{Completion, Falloc, Payload, Token};
 use lh_wire::{BlockState, LayerTrailer, flags};
@@ -23,10 +25,13 @@ impl Server {
             return self.end(id, Err(failure));
         }
         let Work::Put(put) = &self.requests.get(id).work else { return };
-        let (layer, held) = (put.plan.layer, put.plan.held.clone());
+        let (layer, mut read) = (put.plan.layer, put.plan.held.clone());
+        if put.rotten {
+            read.extend(&put.plan.lost);
+        }
         if !self.store.begin_write(layer, range) {
             self.parked.push(id);
-        } else if self.gather(id, held.into_iter().map(|extent| (extent, Source::Layer(layer))), IMAGES_MAX) {
+        } else if self.gather(id, read.into_iter().map(|extent| (extent, Source::Layer(layer))), IMAGES_MAX) {
             self.read_parts(id);
         } else {
             self.starve(id);
@@ -78,16 +83,14 @@ impl Server {
 
     /// What may be equal has been read: what is not is written.
     pub(super) fn put_compared(&mut self, id: RequestId) {
-        let keeps = self.keeps_own(id);
+        let stays = self.sound_of_own(id);
         let slot = self.requests.get(id);
         let Work::Put(put) = &mut slot.work else { return };
         if slot.parts.is_empty() {
             let unread: u64 = put.plan.held.iter().map(|extent| extent.len / BLOCK).sum();
             put.changed += u32::try_from(unread).unwrap_or(u32::MAX);
         }
-        if !keeps {
-            put.changed += put.find_runs(&slot.parts);
-        }
+        put.changed += put.find_runs(&slot.parts, &stays);
         slot.parts.clear();
         slot.left = u32::try_from(put.plan.punch.len() + put.runs.len()).unwrap_or(u32::MAX);
         let file = &self.files[usize::from(put.plan.layer.0)];
@@ -105,34 +108,41 @@ impl Server {
         }
     }
 
-    /// The image is rotten, and all that it would replace is sound here. If it is rotten and that is not so, the layer's
-    /// checksums count no more.
-    fn keeps_own(&mut self, id: RequestId) -> bool {
+    /// The blocks, by their offsets, that stay as they are since the image is rotten and they are sound. Unless that is all the data that
+    /// the image would replace or take away, and it brings no other, the layer's checksums count no more.
+    fn sound_of_own(&mut self, id: RequestId) -> BTreeSet<u64> {
         let slot = self.requests.get(id);
-        let Work::Put(put) = &slot.work else { return false };
+        let Work::Put(put) = &slot.work else { return BTreeSet::new() };
         if !put.rotten {
-            return false;
+            return BTreeSet::new();
         }
         let layer = put.plan.layer;
-        let own: Option<Vec<(u64, u32)>> = if put.plan.replaces_data_alone() {
-            let step = usize::try_from(BLOCK).unwrap_or(usize::MAX);
-            let blocks = put.plan.held.iter().flat_map(|held| (held.offset..held.end()).step_by(step));
-            let crc = |at: u64| {
-                held_at(&slot.parts, at).map(|(held, from)| held.slice(from, PAGE as usize).crc32c())
-            };
-            blocks.map(|at| Some((at, crc(at)?))).collect()
-        } else {
-            None
-        };
-        let keeps = own.is_some_and(|own| self.are_sound(layer, &own));
-        if keeps {
+        let step = usize::try_from(BLOCK).unwrap_or(usize::MAX);
+        let data = put.plan.held.iter().chain(&put.plan.lost);
+        let own: Vec<(u64, Option<u32>)> = data
+            .flat_map(|extent| (extent.offset..extent.end()).step_by(step))
+            .map(|at| {
+                let bytes = held_at(&slot.parts, at);
+                (at, bytes.map(|(held, from)| held.slice(from, PAGE as usize).crc32c()))
+            })
+            .collect();
+        let sound =
+            |(at, sum): &(u64, Option<u32>)| sum.filter(|sum| self.is_sound(layer, *at, *sum)).map(|_| *at);
+        let stays: BTreeSet<u64> = own.iter().filter_map(sound).collect();
+        if !stays.is_empty() {
             tracing::warn!(
-                "a block of a snapshot is rotten where it was to be copied from, and sound here: it stays"
+                "{} blocks of a snapshot may be rotten where they were to be copied from, and are sound here: they stay",
+                stays.len()
             );
-        } else {
+        }
+        let Work::Put(put) = &mut self.requests.get(id).work else { return stays };
+        let before = put.plan.changed;
+        put.plan.keep(&stays);
+        put.changed -= before - put.plan.changed;
+        if stays.len() < own.len() || !put.plan.replaces_data_alone() {
             self.void_checksums(layer);
         }
-        keeps
+        stays
     }
 
     pub(super) fn put_op_done(&mut self, c: &Completion) {
@@ -250,8 +260,8 @@ fn decode(trailer: &[u8], range: Extent, data: usize) -> Result<LayerTrailer<'_>
 
 impl Put {
     /// Finds what is to be written: what the layer does not hold, and what it holds otherwise. Returns how many blocks
-    /// it holds otherwise.
-    fn find_runs(&mut self, held: &[Part]) -> u32 {
+    /// it holds otherwise. What stays is none of either.
+    fn find_runs(&mut self, held: &[Part], stays: &BTreeSet<u64>) -> u32 {
         let block = PAGE as usize;
         let (mut from, mut differ) = (0, 0);
         let (mut image, mut layer) = (vec![0; block], vec![0; block]);
@@ -259,6 +269,10 @@ impl Put {
             let blocks = usize::try_from(range.len / BLOCK).unwrap_or(0);
             for at in 0..blocks {
                 let offset = range.offset + at as u64 * BLOCK;
+                if stays.contains(&offset) {
+                    from += block;
+                    continue;
+                }
                 if let Some((payload, within)) = held_at(held, offset) {
                     self.data.read_at(from, &mut image);
                     payload.read_at(within, &mut layer);

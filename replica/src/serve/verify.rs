@@ -107,16 +107,13 @@ impl Server {
         }
     }
 
-    /// The layer has checksums that count, and these blocks (offset, crc32c) of it are what they say.
-    pub(super) fn are_sound(&mut self, layer: LayerNo, own: &[(u64, u32)]) -> bool {
-        let marked = own.iter().any(|(at, _)| self.store.was_found_marked(*at));
-        let Some(sums) = self.checksums.while_put(&self.store, layer).filter(|_| !marked) else {
+    /// The layer has checksums that count, and this block of it is what they say.
+    pub(super) fn is_sound(&mut self, layer: LayerNo, at: u64, sum: u32) -> bool {
+        if self.store.was_found_marked(at) {
             return false;
-        };
-        let is_sound = |(at, sum): &(u64, u32)| {
-            sums.verdict(at / BLOCK, (BlockState::Data, Some(*sum))) == Verdict::Sound
-        };
-        own.iter().all(is_sound)
+        }
+        let sums = self.checksums.while_put(&self.store, layer);
+        sums.is_some_and(|sums| sums.verdict(at / BLOCK, (BlockState::Data, Some(sum))) == Verdict::Sound)
     }
 
     /// An image that fits the layer's checksums was put into it, or was not: they are of the file as it is now, unless

@@ -1,5 +1,6 @@
 //! Layer images: making a range of one layer exactly what another replica's layer is.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 
@@ -25,6 +26,8 @@ pub struct PutPlan {
     pub write: Vec<Extent>,
     /// The parts of `write` that hold data already: what turns out equal need not be written.
     pub held: Vec<Extent>,
+    /// The parts of `punch` that hold data.
+    pub lost: Vec<Extent>,
     /// Ranges that get zero marks with the report.
     pub marks: Vec<Extent>,
     /// Blocks whose state changes. Blocks of `held` that turn out different count, too; the driver adds them.
@@ -37,9 +40,20 @@ pub struct PutPlan {
 }
 
 impl PutPlan {
-    /// All that changes is the content of blocks that hold data before and after.
+    /// The blocks at these offsets, which the image says the layer has not, stay.
+    pub fn keep(&mut self, stays: &BTreeSet<u64>) {
+        let mut punch = RangeSet::default();
+        self.punch.iter().for_each(|extent| punch.insert(blocks(*extent)));
+        for block in stays.iter().map(|at| at / BLOCK) {
+            self.changed -= u32::from(punch.overlaps(block..block + 1));
+            punch.remove(block..block + 1);
+        }
+        self.punch = punch.iter().map(bytes).collect();
+    }
+
+    /// The layer holds data in the same blocks afterwards.
     pub fn replaces_data_alone(&self) -> bool {
-        self.punch.is_empty() && self.marks.is_empty() && self.write == self.held && !self.held.is_empty()
+        self.punch.is_empty() && self.marks.is_empty() && self.write == self.held
     }
 }
 
@@ -60,8 +74,8 @@ impl Store {
         }
         let old = self.layer_states(no, extent)?;
         let first = extent.offset / BLOCK;
-        let mut sets: [RangeSet; 4] = Default::default();
-        let [punch, write, held, marks] = &mut sets;
+        let mut sets: [RangeSet; 5] = Default::default();
+        let [punch, lost, write, held, marks] = &mut sets;
         let mut changed = 0;
         for (block, (old, new)) in (first..).zip(old.iter().zip(states)) {
             let range = block..block + 1;
@@ -73,14 +87,19 @@ impl Store {
                 }
                 (_, BlockState::Data) => write.insert(range),
                 (BlockState::Absent, BlockState::Absent) | (BlockState::Zero, BlockState::Zero) => {}
+                (BlockState::Data, BlockState::Absent) => {
+                    punch.insert(range.clone());
+                    lost.insert(range);
+                }
                 (_, BlockState::Absent) => punch.insert(range),
                 (_, BlockState::Zero) => marks.insert(range),
             }
         }
         let needs_mark = !marks.is_empty() && !self.marked;
         let needs_map = !marks.is_empty() && layer.zero.is_none();
-        let [punch, write, held, marks] = sets.map(|set| set.iter().map(bytes).collect());
-        let plan = PutPlan { layer: no, extent, punch, write, held, marks, changed, needs_mark, needs_map };
+        let [punch, lost, write, held, marks] = sets.map(|set| set.iter().map(bytes).collect());
+        let plan =
+            PutPlan { layer: no, extent, punch, write, held, lost, marks, changed, needs_mark, needs_map };
         self.reserve_marks(&plan)?;
         Ok(plan)
     }
