@@ -147,7 +147,8 @@ pub struct EngineQueue {
     connections: u32,
     /// Answers for the frontend, and the slot if its range is held until the answer has left.
     done: VecDeque<(Done<Payload>, Option<u16>)>,
-    /// Slots whose answers the frontend has taken since the last turn of the ring began: it is about to submit them.
+    /// Slots whose answers the frontend has taken since the last turn of the ring began: it is about to submit them, unless their client
+    /// takes none (`docs/decisions/0025-an-untaken-answer-holds-no-range.md`).
     taken: Vec<u16>,
     /// Slots whose answers were submitted by that turn.
     submitted: Vec<u16>,
