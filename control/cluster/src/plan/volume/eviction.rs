@@ -139,20 +139,30 @@ impl Draft<'_> {
             let why = "concurrent-replica-rebuild-per-node-limit is 0".to_owned();
             return Step::Wait("NotAllowed", why);
         }
+        // One that failed keeps its node from any other one, and its engine takes it back, though it was never filled.
+        let failed =
+            self.replicas.iter().filter(|(_, spec)| !spec.eviction_requested && !spec.failed_at.is_empty());
+        let mut back = failed.filter(|(name, spec)| self.can_run(name, spec)).peekable();
+        if back.peek().is_some() {
+            let calm = back.map(|(_, spec)| spec.node_id.clone()).find(|node| !self.is_crowded(node));
+            return calm.map_or_else(|| self.await_turn(), |fills| Step::Begin(source, fills));
+        }
         let fill = u64::try_from(self.status.actual_size).unwrap_or_default();
         match self.place_now(fill) {
             Ok(Some(at)) => Step::Begin(source, at.node),
-            Ok(None) => {
-                self.look_again(TURN);
-                let why = "as many replicas are being filled on the nodes as may be at once \
-                           (concurrent-replica-rebuild-per-node-limit)";
-                Step::Wait("Turn", why.to_owned())
-            }
+            Ok(None) => self.await_turn(),
             Err(refusal) => {
                 self.look_again(ROOM);
                 Step::Wait("NoPlace", refusal.to_string())
             }
         }
+    }
+
+    fn await_turn(&mut self) -> Step {
+        self.look_again(TURN);
+        let why = "as many replicas are being filled on the nodes as may be at once \
+                   (concurrent-replica-rebuild-per-node-limit)";
+        Step::Wait("Turn", why.to_owned())
     }
 
     /// Replicas that stay.

@@ -300,10 +300,7 @@ impl Draft<'_> {
             let left = self.replicas.iter().filter(|(_, spec)| !spec.eviction_requested);
             left.filter(|(name, spec)| !self.holds(name, spec) || !self.is_near(spec))
         };
-        let can_run = |name: &str, spec: &ReplicaSpec| {
-            self.is_near(spec) && self.replica_state(name) != InstanceState::Error
-        };
-        let mut back = lacking().filter(|(name, spec)| can_run(name, spec)).peekable();
+        let mut back = lacking().filter(|(name, spec)| self.can_run(name, spec)).peekable();
         if back.peek().is_some() {
             let calm = back.map(|(_, spec)| spec.node_id.clone()).find(|node| !self.is_crowded(node));
             return calm.map_or_else(|| self.wait_for_turn(), |fills| Step::Begin(source, fills));
@@ -351,6 +348,11 @@ impl Draft<'_> {
     /// True for a replica whose node answers.
     fn is_near(&self, spec: &ReplicaSpec) -> bool {
         self.o.nodes_up.contains(&spec.node_id)
+    }
+
+    /// True for a replica that an engine may find there, and fill.
+    pub(super) fn can_run(&self, name: &str, spec: &ReplicaSpec) -> bool {
+        self.is_near(spec) && self.replica_state(name) != InstanceState::Error
     }
 
     fn is_open(&self, node: &str) -> bool {

@@ -112,6 +112,47 @@ fn whoever_takes_the_place_or_the_turn_meanwhile_has_the_volume_let_go_or_never_
     assert_eq!((late.0.nodes(), condition(&late)), (vec!["n1", "n3", "n4"], None));
 }
 
+/// It rests, n1 is emptied, and n4, the only place for what takes over, was lost while it was being filled.
+fn interrupted() -> Resting {
+    let mut resting = without_a_place();
+    open(&mut resting, "n4");
+    resting.0.rebuilds_end = false;
+    empty(&mut resting, "n1");
+    is_attached_for_it(&resting);
+    assert_eq!(resting.0.nodes(), ["n1", "n2", "n3", "n4"]);
+    resting.0.up.remove("n4");
+    resting.settle();
+    resting.pass(60);
+    waits_for(&resting, "GaveUp");
+    let half = &resting.0.replicas[&resting.0.replica_on("n4")].spec;
+    assert!(!half.failed_at.is_empty() && half.healthy_at.is_empty(), "{half:?}");
+    resting
+}
+
+#[test]
+fn a_move_that_was_interrupted_goes_on_where_it_was_begun() {
+    let mut resting = interrupted();
+    resting.pass(600);
+    waits_for(&resting, "NoPlace");
+    resting.0.up.insert("n4".into());
+    resting.0.filling = [("n4".into(), 5)].into();
+    resting.pass(60);
+    waits_for(&resting, "Turn");
+    resting.0.filling.clear();
+    resting.0.rebuilds_end = true;
+    resting.pass(15);
+    assert_eq!((resting.0.nodes(), condition(&resting)), (vec!["n2", "n3", "n4"], None));
+    assert_eq!(resting.0.status().state, VolumeState::Detached);
+
+    let mut soon = interrupted();
+    soon.0.up.insert("n4".into());
+    soon.0.rebuilds_end = true;
+    soon.pass(599);
+    waits_for(&soon, "GaveUp");
+    soon.pass(1);
+    assert_eq!((soon.0.nodes(), condition(&soon)), (vec!["n2", "n3", "n4"], None));
+}
+
 #[test]
 fn one_that_cannot_be_attached_is_let_go_and_tried_again_later() {
     let mut resting = without_a_place();
