@@ -147,12 +147,12 @@ impl<'a> Draft<'a> {
     }
 
     /// The same where one more is to be placed. One that failed before it was ever filled keeps its node from the next one: what kept
-    /// it from being filled would keep that one, too.
+    /// it from being filled would keep that one, too. A node that is gone for good keeps nothing, nor its zone.
     pub(super) fn occupants(&self) -> Vec<Resident> {
         let mut residents = self.residents();
         for resident in &mut residents {
             let was_filled = self.replicas.get(&resident.name).is_none_or(|r| !r.healthy_at.is_empty());
-            resident.failed &= was_filled;
+            resident.failed &= was_filled || self.is_gone(&resident.node);
         }
         residents
     }

@@ -226,10 +226,12 @@ impl Draft<'_> {
         is_back
     }
 
-    /// Replicas that failed before they were ever filled: whatever kept them from it may keep others from it, too.
+    /// Replicas that failed before they were ever filled: whatever kept them from it may keep others from it, too. What that was of those on
+    /// a node that is gone for good has gone with it.
     fn unfilled(&self) -> impl Iterator<Item = &ReplicaSpec> {
         let is_unfilled = |r: &&ReplicaSpec| r.healthy_at.is_empty() && !r.failed_at.is_empty();
-        self.replicas.values().filter(is_unfilled).filter(|r| !r.eviction_requested)
+        let counts = |r: &&ReplicaSpec| !r.eviction_requested && !self.is_gone(&r.node_id);
+        self.replicas.values().filter(is_unfilled).filter(counts)
     }
 
     /// True while one that failed before it was filled is left alone.

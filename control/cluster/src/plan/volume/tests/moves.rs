@@ -1,7 +1,7 @@
 //! Replicas that move though nothing is wrong with them: to spread them better, and to be where the volume is used.
 
 use super::*;
-use crate::schedule::Disk;
+use crate::schedule::{Disk, Node};
 
 /// With two replicas in one zone while another one has none, since that had no room before.
 fn crowded(balance: &str) -> World {
@@ -192,6 +192,31 @@ fn one_that_failed_before_it_was_filled_goes_once_another_one_is_there() {
     assert_ne!(first, second);
     let spec = &world.replicas[&second].spec;
     assert_eq!((spec.disk_id.as_str(), spec.rebuild_retry_count), ("n4-e", 1), "on another disk");
+}
+
+#[test]
+fn replicas_on_a_node_that_is_gone_keep_nobody_waiting_for_another_try() {
+    let mut world = World::attached_to("n1");
+    world.cluster.nodes.get_mut("n4").unwrap().schedulable = false;
+    let lost = world.replica_on("n3");
+    world.cut_off.insert(lost.clone());
+    world.settle();
+    // It is the seventh that was tried.
+    let spec = &mut world.replicas.get_mut(&lost).unwrap().spec;
+    assert!(!spec.failed_at.is_empty());
+    spec.healthy_at.clear();
+    spec.rebuild_retry_count = 6;
+    let zone = "n3".to_owned();
+    world.cluster.nodes.remove("n3");
+    world.up.remove("n3");
+    let disk = Disk { schedulable: true, maximum: 1000, available: 1000, ..Disk::default() };
+    let disks = [("n5-d".to_owned(), disk)].into();
+    world.cluster.nodes.insert("n5".into(), Node { zone, schedulable: true, disks, ..Node::default() });
+    world.up.insert("n5".into());
+    world.settle();
+    assert!(!world.nodes().contains(&"n5"), "it may be back");
+    world.pass(600);
+    assert!(world.nodes().contains(&"n5"), "{:?}", world.nodes());
 }
 
 fn near(replicas: i64) -> World {
