@@ -159,6 +159,13 @@ impl Cluster {
         node.and_then(|n| n.disks.get(disk)).is_some_and(|d| !d.broken)
     }
 
+    /// Takes back what is promised to a replica on a disk.
+    pub fn release(&mut self, node: &str, disk: &str, size: u64) {
+        if let Some(disk) = self.nodes.get_mut(node).and_then(|n| n.disks.get_mut(disk)) {
+            disk.scheduled = disk.scheduled.saturating_sub(size);
+        }
+    }
+
     /// Takes the room of a replica on a disk, so that the next decision sees it taken.
     pub fn reserve(&mut self, at: &Placement, size: u64, fill: u64) {
         if let Some(disk) = self.nodes.get_mut(&at.node).and_then(|n| n.disks.get_mut(&at.disk)) {

@@ -27,6 +27,8 @@ pub(super) struct Draft<'a> {
     pub(super) actions: Vec<Action>,
     /// Replicas that the engine is to let go of.
     pub(super) dropped: BTreeSet<String>,
+    /// A replica that goes before there is another one in its place.
+    pub(super) gives_way: Option<String>,
     again: Option<Duration>,
 }
 
@@ -50,6 +52,7 @@ impl<'a> Draft<'a> {
             status: o.volume.status.clone().unwrap_or_default(),
             actions: Vec::new(),
             dropped: BTreeSet::new(),
+            gives_way: None,
             again: None,
         }
     }

@@ -49,7 +49,8 @@ impl Draft<'_> {
             let choose = || choose_removal(self.o.cluster, &self.want(0), &settled);
             let_go.or_else(choose).map(|r| r.name.clone())
         } else {
-            self.stale(&residents).or_else(|| self.keeps_out_a_successor(&residents))
+            let waited_out = self.stale(&residents).or_else(|| self.keeps_out_a_successor(&residents));
+            waited_out.or_else(|| self.gives_way.take().filter(|_| sound > 0))
         };
         let Some(name) = victim else { return };
         // The engine lets go of it first: one that loses it without being asked stops everything for a moment.

@@ -10,7 +10,7 @@ use crate::api::{
     TicketType,
 };
 use crate::plan::engine::SERVES;
-use crate::plan::served::{may_have_served, needed, was_never_served};
+use crate::plan::served::{may_have_served, needed, tells_epochs, was_never_served};
 use crate::plan::{FINALIZER, age, engine_name};
 use crate::schedule::{
     Cluster, Emptying, Failed, Locality, Placement, Refusal, Replenish, Resident, Want, balance,
@@ -201,7 +201,10 @@ impl Draft<'_> {
                         self.report_places(None);
                     }
                     Ok(None) => self.look_again(TURN),
-                    Err(refusal) => self.report_places(Some(&refusal)),
+                    Err(refusal) => {
+                        self.gives_way = self.choose_to_give_way(fill);
+                        self.report_places(Some(&refusal));
+                    }
                 }
             }
         }
@@ -268,6 +271,33 @@ impl Draft<'_> {
         let at = place(self.o.cluster, &want, &others).or_else(|_| place(self.o.cluster, &want, &residents));
         let at = at.ok()?;
         Some((!self.is_crowded(&at.node)).then_some(at))
+    }
+
+    /// One that failed before it was filled and whose process does not come up, where only what is promised to it keeps another one from its
+    /// disk: it goes before that is made. How many were tried before is forgotten with it, so it has as much time as one that moves in.
+    fn choose_to_give_way(&mut self, fill: u64) -> Option<String> {
+        let (want, residents) = (self.want(fill), self.residents());
+        // It is there for the asking, or will be.
+        if place(self.o.cluster, &want, &residents).is_ok() {
+            return None;
+        }
+        let may_go = |(name, spec): &(&String, &ReplicaSpec)| {
+            let is_unfilled = spec.healthy_at.is_empty() && !spec.failed_at.is_empty();
+            let was_in_epoch = self.is_recorded(name) || self.replica(name).is_some_and(tells_epochs);
+            is_unfilled && !was_in_epoch && self.replica_state(name) == InstanceState::Error
+        };
+        let makes_room = |(name, spec): &(&String, &ReplicaSpec)| {
+            let mut cluster = self.o.cluster.clone();
+            cluster.release(&spec.node_id, &spec.disk_id, spec.volume_size.bytes());
+            let others: Vec<Resident> = residents.iter().filter(|r| r.name != **name).cloned().collect();
+            place(&cluster, &want, &others).is_ok()
+        };
+        let (name, spec) = self.replicas.iter().filter(may_go).find(makes_room)?;
+        let patience = self.patience_with(spec).max(MOVE_AGAIN);
+        let left = patience.checked_sub(age(&spec.failed_at, self.o.now)?).filter(|left| !left.is_zero());
+        let name = name.clone();
+        left.into_iter().for_each(|left| self.look_again(left));
+        left.is_none().then_some(name)
     }
 
     /// Makes a replica that knows how many were tried before it.

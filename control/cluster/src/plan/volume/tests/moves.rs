@@ -194,6 +194,104 @@ fn one_that_failed_before_it_was_filled_goes_once_another_one_is_there() {
     assert_eq!((spec.disk_id.as_str(), spec.rebuild_retry_count), ("n4-e", 1), "on another disk");
 }
 
+/// A replica is to be made anew on n3, whose disk has this much in all, and never serves.
+fn never_served(maximum: u64) -> (World, String) {
+    let mut world = World::attached_to("n1");
+    world.cluster.nodes.get_mut("n4").unwrap().schedulable = false;
+    let lost = world.replica_on("n3");
+    world.replicas.remove(&lost);
+    world.rebuilds_end = false;
+    let disk = world.cluster.nodes.get_mut("n3").unwrap().disks.get_mut("n3-d").unwrap();
+    disk.maximum = maximum;
+    for action in world.plan() {
+        world.carry_out(action);
+    }
+    let first = world.replica_on("n3");
+    world.broken.insert(first.clone());
+    world.settle();
+    promise(&mut world);
+    assert!(!world.replicas[&first].spec.failed_at.is_empty());
+    (world, first)
+}
+
+/// What is promised of n3's disk is what is there.
+fn promise(world: &mut World) {
+    let there = world.replicas.values().filter(|r| r.spec.node_id == "n3").count();
+    let disk = world.cluster.nodes.get_mut("n3").unwrap().disks.get_mut("n3-d").unwrap();
+    disk.scheduled = 100 * u64::try_from(there).unwrap();
+}
+
+#[test]
+fn one_that_never_served_gives_way_where_only_its_own_promise_keeps_out_the_next() {
+    let (mut world, first) = never_served(150);
+    world.pass(599);
+    promise(&mut world);
+    assert!(world.replicas.contains_key(&first), "it has its time");
+    world.pass(1);
+    assert_eq!((world.nodes(), world.made), (vec!["n1", "n2"], 4), "it went first");
+    promise(&mut world);
+    world.broken.clear();
+    world.rebuilds_end = true;
+    world.pass(60);
+    assert_eq!((world.nodes(), world.status().robustness), (vec!["n1", "n2", "n3"], Robustness::Healthy));
+}
+
+#[test]
+fn one_that_never_served_stays_where_another_one_has_no_room_without_it_either() {
+    let (mut small, first) = never_served(150);
+    small.cluster.nodes.get_mut("n3").unwrap().disks.get_mut("n3-d").unwrap().maximum = 99;
+    small.pass(600);
+    small.pass(600);
+    assert!(small.replicas.contains_key(&first));
+}
+
+#[test]
+fn one_that_runs_gives_way_to_none_on_its_disk() {
+    let (mut runs, first) = never_served(150);
+    runs.broken.clear();
+    runs.cut_off.insert(first.clone());
+    runs.settle();
+    runs.pass(600);
+    runs.pass(600);
+    assert!(runs.replicas.contains_key(&first), "its engine takes it as soon as it can be filled");
+}
+
+#[test]
+fn one_that_was_in_an_epoch_gives_way_to_none_though_nobody_saw_it_filled() {
+    type Case = (&'static str, fn(&mut World, &str));
+    let cases: &[Case] = &[
+        ("the authority", |w, name| {
+            let epoch = w.volume_mut().status.as_mut().unwrap().epoch.as_mut().unwrap();
+            epoch.members.push(name.to_owned());
+        }),
+        ("the replica", |w, name| {
+            w.replicas.get_mut(name).unwrap().status.as_mut().unwrap().epoch_recorded = true;
+        }),
+    ];
+    for (who, tells) in cases {
+        let (mut world, first) = never_served(150);
+        tells(&mut world, &first);
+        world.now += SignedDuration::from_secs(600);
+        let actions = world.plan();
+        assert!(!actions.contains(&Action::DeleteReplica(first)), "{who}: {actions:?}");
+    }
+}
+
+#[test]
+fn however_short_failed_ones_are_waited_for_one_gives_way_seldom() {
+    let (mut world, _) = never_served(150);
+    world.settings = Settings::of([("replica-replenishment-wait-interval", "0")]);
+    let before = world.made;
+    for _ in 0..720 {
+        world.pass(5);
+        promise(&mut world);
+        world.broken =
+            world.replicas.iter().filter(|(_, r)| r.spec.node_id == "n3").map(|(n, _)| n.clone()).collect();
+    }
+    let made = world.made - before;
+    assert!((1..=6).contains(&made), "{made} in an hour");
+}
+
 #[test]
 fn replicas_on_a_node_that_is_gone_keep_nobody_waiting_for_another_try() {
     let mut world = World::attached_to("n1");
