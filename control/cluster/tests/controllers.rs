@@ -773,6 +773,30 @@ async fn a_file_system_rests_for_a_snapshot_where_the_volume_or_the_setting_says
     cluster.machine().nothing_freezes = true;
     cluster.server.apply("snapshots", "s4", &json!({ "spec": spec }));
     cluster.wait("refused", |c| status(c, "s4")["error"] == "NotFrozen: it is frozen already").await;
+/// A head that a trim has made smaller, or a limit that was raised, is nothing that an engine tells of.
+#[tokio::test]
+async fn a_snapshot_that_was_refused_is_taken_once_there_is_room_though_nothing_else_happens() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 54).await;
+    cluster.attached_volume().await;
+    cluster.machine().chains_are_told = true;
+    cluster.machine().chains_are_full = true;
+    let tells = |c: &Cluster| {
+        c.server
+            .get("engines", "demo-e-0")
+            .is_some_and(|e| e["status"]["snapshots"]["volume-head"].is_object())
+    };
+    cluster.wait("it tells of its chain", tells).await;
+    let spec = json!({ "volume": "demo", "createSnapshot": true });
+    cluster.server.apply("snapshots", "s1", &json!({ "spec": spec }));
+    let status = |c: &Cluster| c.server.get("snapshots", "s1").unwrap()["status"].clone();
+    cluster.wait("refused", |c| status(c)["error"].is_string()).await;
+    // Whatever is told of the engine meanwhile has been.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    cluster.machine().chains_are_full = false;
+    cluster.wait("taken", |c| status(c)["readyToUse"] == true).await;
+    assert!(status(&cluster)["error"].is_null());
+}
+
     assert!(!cluster.machine().snapshots.contains("s4"));
     cluster.machine().nothing_freezes = false;
     cluster.wait("tried again", |c| status(c, "s4")["readyToUse"] == true).await;

@@ -65,8 +65,8 @@ const NOT_FROZEN: &str = "NotFrozen: ";
 /// Why an engine refused a snapshot, in its own words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal<'a> {
-    /// The volume's limits leave no room. It is asked for again whenever the engine tells of something new; the volume is not
-    /// attached for that alone.
+    /// The volume's limits leave no room. It is asked for again now and then, and whenever the engine tells of something new; the volume
+    /// is not attached for that alone.
     NoRoom(&'a str),
     /// The file system could not be frozen. It is asked for again until it can, or is not mounted any more.
     NotFrozen(&'a str),

@@ -22,6 +22,9 @@ use crate::plan::{Event, snapshot};
 /// How often it is looked whether a deleted snapshot is still being copied: for hours perhaps, and each look asks for all clones.
 const COPIED: Duration = Duration::from_secs(10);
 
+/// How long a snapshot for which there was no room is left alone: that a head shrank, or a limit was raised, is no news of the chain.
+const ROOM_AGAIN: Duration = Duration::from_secs(30);
+
 /// How long a file system that could not be frozen is left alone: whoever writes to it may have waited.
 const FREEZE_AGAIN: Duration = Duration::from_secs(15);
 
@@ -86,7 +89,7 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
                     Ok(()) => {}
                     Err(AgentError::NoRoom(why)) => {
                         say_refused(context, &resource, version.as_deref(), Refusal::NoRoom(&why)).await?;
-                        return Ok(Outcome::Done);
+                        return Ok(Outcome::Again(ROOM_AGAIN));
                     }
                     Err(AgentError::NotFrozen(why)) => {
                         say_refused(context, &resource, version.as_deref(), Refusal::NotFrozen(&why)).await?;
