@@ -564,10 +564,13 @@ async fn a_snapshot_that_a_clone_waits_to_be_copied_from_can_be_deleted() {
 #[tokio::test]
 async fn a_snapshot_that_is_being_copied_stays_and_is_asked_about_now_and_then() {
     let cluster = Cluster::new(&["n1", "n2", "n3"], 52).await;
+    cluster.server.tell_time(|| Timestamp::now().strftime("%FT%TZ").to_string());
     cloned(&cluster, true).await;
     let copies =
         |c: &Cluster| c.machine().replicas.keys().filter(|(_, name)| name.starts_with("copy-")).count();
     cluster.wait("it is copied", |c| copies(c) == 1).await;
+    // Times of the API server are of whole seconds.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
     cluster.server.delete("snapshots", "s1");
     tokio::time::sleep(Duration::from_secs(1)).await;
     let before = cluster.server.lists("volumes");
@@ -575,9 +578,18 @@ async fn a_snapshot_that_is_being_copied_stays_and_is_asked_about_now_and_then()
     let lists = cluster.server.lists("volumes") - before;
     assert!(lists <= 2, "{lists} in six seconds");
     assert!(cluster.machine().snapshots.contains("s1"), "its layer is read");
+    // Its node reboots: the copy is begun anew, from what was kept for it.
+    let replica =
+        cluster.machine().replicas.keys().find(|(_, name)| name.starts_with("copy-")).cloned().unwrap();
+    cluster.machine().replicas.remove(&replica);
+    cluster.bells[&replica.0].notify_one();
+    cluster.wait("it is copied again", |c| c.machine().replicas.contains_key(&replica)).await;
     cluster.machine().replicas_are_silent = false;
     let state = |c: &Cluster| c.server.get("volumes", "copy").unwrap()["status"]["state"].clone();
     cluster.wait("it is whole", |c| state(c) == "detached").await;
+    let failed =
+        cluster.server.get("volumes", "copy").unwrap()["status"]["cloneStatus"]["attemptCount"].clone();
+    assert!(failed.is_null() || failed == 0, "{failed}");
     cluster.wait("gone", |c| c.server.get("snapshots", "s1").is_none()).await;
 }
 

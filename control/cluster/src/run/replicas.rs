@@ -311,15 +311,22 @@ async fn start_replica(context: &Context, name: &str, spec: &ReplicaSpec) -> Don
 }
 
 /// Why a copy is not begun; `None` if it can be, or it is none. Asked of the API server itself: a snapshot that is deleted goes once nothing
-/// is copied from it, which is looked at after it was deleted (`super::snapshots`), as this is after the replica was made.
+/// is copied from it, which is looked at after it was deleted (`super::snapshots`), as this is after the replica was made. A replica that
+/// was made before the snapshot was deleted is found by every such look, and the snapshot is kept for it: its process may have to be
+/// started again. Where clocks of API servers differ the two may be taken for the other way round: the copy fails then, since it asks at
+/// its end whether the snapshot was there all the while (`replica/src/store/lasting.rs`).
 async fn source_trouble(context: &Context, replica: &Replica) -> Done<Option<String>> {
     let source = &replica.spec.clone_from.snapshot;
     if source.is_empty() || replica.spec.desire_state != DesireState::Running {
         return Ok(None);
     }
     let snapshot = context.desk.api::<Snapshot>().get_opt(source).await?;
-    let stays = snapshot.is_some_and(|s| s.metadata.deletion_timestamp.is_none());
-    Ok((!stays).then(|| format!("snapshot {source} is being deleted")))
+    let made = replica.metadata.creation_timestamp.as_ref();
+    let is_kept = |s: Snapshot| {
+        let deleted = s.metadata.deletion_timestamp;
+        deleted.is_none_or(|deleted| made.is_some_and(|made| made.0 < deleted.0))
+    };
+    Ok((!snapshot.is_some_and(is_kept)).then(|| format!("snapshot {source} is being deleted")))
 }
 
 /// Why the disk of a replica cannot be used; `None` if it can.
