@@ -717,6 +717,36 @@ async fn a_snapshot_that_nobody_named_gets_a_resource_which_goes_with_it() {
     assert!(cluster.machine().snapshots.is_empty());
 }
 
+/// A clone has what it was copied from under the same name, which is its source's for as long as that has it.
+#[tokio::test]
+async fn what_a_clone_was_copied_from_gets_a_resource_once_its_source_has_none_of_that_name() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 55).await;
+    cluster.attached_volume().await;
+    cluster.machine().chains_are_told = true;
+    let spec = json!({ "volume": "demo", "createSnapshot": true });
+    cluster.server.apply("snapshots", "s1", &json!({ "spec": spec }));
+    let of = |c: &Cluster| c.server.get("snapshots", "s1").map(|s| s["spec"]["volume"].clone());
+    let taken =
+        |c: &Cluster| c.server.get("snapshots", "s1").is_some_and(|s| s["status"]["readyToUse"] == true);
+    cluster.wait("taken", taken).await;
+    cluster.machine().own_snapshots.insert("copy-e-0".to_owned(), ["s1".to_owned()].into());
+    cluster.machine().generations.clear();
+    cluster.create("copy", 1);
+    let state = |c: &Cluster| c.server.get("volumes", "copy").unwrap()["status"]["state"].clone();
+    cluster.wait("detached", |c| state(c) == "detached").await;
+    let ticket = json!({ "id": "csi", "type": "csi-attacher", "nodeID": "n2" });
+    let wanted = json!({ "spec": { "attachmentTickets": { "csi": ticket } } });
+    cluster.server.apply("volumeattachments", "copy", &wanted);
+    let tells = |c: &Cluster| {
+        c.server.get("engines", "copy-e-0").is_some_and(|e| e["status"]["snapshots"]["s1"].is_object())
+    };
+    cluster.wait("attached", |c| state(c) == "attached" && tells(c)).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(of(&cluster), Some(json!("demo")));
+    cluster.server.delete("snapshots", "s1");
+    cluster.wait("the clone's", |c| of(c) == Some(json!("copy"))).await;
+}
+
 #[tokio::test]
 async fn a_snapshot_that_its_engine_has_no_room_for_says_so_and_keeps_no_volume_attached() {
     let cluster = Cluster::new(&["n1", "n2", "n3"], 5).await;
@@ -741,6 +771,30 @@ async fn a_snapshot_that_its_engine_has_no_room_for_says_so_and_keeps_no_volume_
         |c: &Cluster| c.server.get("snapshots", "s1").is_some_and(|s| s["status"]["readyToUse"] == true);
     cluster.wait("taken", taken).await;
     assert_eq!(error(&cluster), "");
+}
+
+/// A head that a trim has made smaller, or a limit that was raised, is nothing that an engine tells of.
+#[tokio::test]
+async fn a_snapshot_that_was_refused_is_taken_once_there_is_room_though_nothing_else_happens() {
+    let cluster = Cluster::new(&["n1", "n2", "n3"], 54).await;
+    cluster.attached_volume().await;
+    cluster.machine().chains_are_told = true;
+    cluster.machine().chains_are_full = true;
+    let tells = |c: &Cluster| {
+        c.server
+            .get("engines", "demo-e-0")
+            .is_some_and(|e| e["status"]["snapshots"]["volume-head"].is_object())
+    };
+    cluster.wait("it tells of its chain", tells).await;
+    let spec = json!({ "volume": "demo", "createSnapshot": true });
+    cluster.server.apply("snapshots", "s1", &json!({ "spec": spec }));
+    let status = |c: &Cluster| c.server.get("snapshots", "s1").unwrap()["status"].clone();
+    cluster.wait("refused", |c| status(c)["error"].is_string()).await;
+    // Whatever is told of the engine meanwhile has been.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    cluster.machine().chains_are_full = false;
+    cluster.wait("taken", |c| status(c)["readyToUse"] == true).await;
+    assert!(status(&cluster)["error"].is_null());
 }
 
 #[tokio::test]
@@ -773,30 +827,6 @@ async fn a_file_system_rests_for_a_snapshot_where_the_volume_or_the_setting_says
     cluster.machine().nothing_freezes = true;
     cluster.server.apply("snapshots", "s4", &json!({ "spec": spec }));
     cluster.wait("refused", |c| status(c, "s4")["error"] == "NotFrozen: it is frozen already").await;
-/// A head that a trim has made smaller, or a limit that was raised, is nothing that an engine tells of.
-#[tokio::test]
-async fn a_snapshot_that_was_refused_is_taken_once_there_is_room_though_nothing_else_happens() {
-    let cluster = Cluster::new(&["n1", "n2", "n3"], 54).await;
-    cluster.attached_volume().await;
-    cluster.machine().chains_are_told = true;
-    cluster.machine().chains_are_full = true;
-    let tells = |c: &Cluster| {
-        c.server
-            .get("engines", "demo-e-0")
-            .is_some_and(|e| e["status"]["snapshots"]["volume-head"].is_object())
-    };
-    cluster.wait("it tells of its chain", tells).await;
-    let spec = json!({ "volume": "demo", "createSnapshot": true });
-    cluster.server.apply("snapshots", "s1", &json!({ "spec": spec }));
-    let status = |c: &Cluster| c.server.get("snapshots", "s1").unwrap()["status"].clone();
-    cluster.wait("refused", |c| status(c)["error"].is_string()).await;
-    // Whatever is told of the engine meanwhile has been.
-    tokio::time::sleep(Duration::from_secs(6)).await;
-    cluster.machine().chains_are_full = false;
-    cluster.wait("taken", |c| status(c)["readyToUse"] == true).await;
-    assert!(status(&cluster)["error"].is_null());
-}
-
     assert!(!cluster.machine().snapshots.contains("s4"));
     cluster.machine().nothing_freezes = false;
     cluster.wait("tried again", |c| status(c, "s4")["readyToUse"] == true).await;

@@ -227,23 +227,23 @@ impl Local {
         let mut to = Watches { desk, news: Arc::clone(news), all: Vec::new() };
         let of_node = format!("{NODE_FIELD}={here}");
         let named = |name: &str| format!("metadata.name={name}");
+        let engines = to.watch_changes(desk.watched(), &of_node, |told: &Told<Engine>| {
+            let engine = Key::Engine(told.object.name_any());
+            [engine].into_iter().chain(news_for_snapshots(told)).collect()
+        });
         let local = Self {
             volumes: to.watch_changes(desk.watched(), &of_node, |told: &Told<Volume>| {
                 // Its engine may have been heard of before it.
                 let came = told.before.is_none().then(|| Key::Snapshots(told.object.name_any()));
                 trim_request(&told.object).into_iter().chain(came).collect()
             }),
-            engines: to.watch_changes(desk.watched(), &of_node, |told: &Told<Engine>| {
-                let engine = Key::Engine(told.object.name_any());
-                [engine].into_iter().chain(news_for_snapshots(told)).collect()
-            }),
+            engines: engines.clone(),
             // What replicas take of a disk is told with the next round.
             replicas: to.watch(desk.watched(), &of_node, |r: &Replica| vec![Key::Replica(r.name_any())]),
-            snapshots: to.watch_changes(desk.watched(), "", |told: &Told<Snapshot>| {
-                let (name, volume) = (told.object.name_any(), &told.object.spec.volume);
-                // Another snapshot of that name may be without a resource now.
-                let went = (!told.is_there).then(|| Key::Snapshots(volume.clone()));
-                [Key::Snapshot(name), Key::Volume(volume.clone())].into_iter().chain(went).collect()
+            snapshots: to.watch_changes(desk.watched(), "", move |told: &Told<Snapshot>| {
+                let (name, volume) = (told.object.name_any(), told.object.spec.volume.clone());
+                let went = if told.is_there { Vec::new() } else { left_unnamed(&engines, &name, &volume) };
+                [Key::Snapshot(name), Key::Volume(volume)].into_iter().chain(went).collect()
             }),
             nodes: to.watch(desk.watched(), &named(here), |_| vec![Key::Here]),
             settings: to.watch(desk.watched(), "", |s: &Setting| {
@@ -350,6 +350,16 @@ impl Global {
             self.budgets.ready(),
         );
     }
+}
+
+/// What has to be looked at where the resource of a snapshot went: another snapshot of that name may be without one now, of its volume or of
+/// one that was copied from it.
+fn left_unnamed(engines: &Shelf<Engine>, snapshot: &str, volume: &str) -> Vec<Key> {
+    let has_it = |e: &Engine| e.status.as_ref().is_some_and(|s| s.snapshots.contains_key(snapshot));
+    let all = engines.all();
+    let others = all.iter().filter(|e| e.spec.volume_name != volume && has_it(e));
+    let others = others.map(|e| e.spec.volume_name.clone());
+    [volume.to_owned()].into_iter().chain(others).map(Key::Snapshots).collect()
 }
 
 /// What has to be looked at where an engine tells something that a snapshot depends on.

@@ -40,6 +40,8 @@ pub(crate) struct Machine {
     pub(crate) replicas_are_silent: bool,
     /// Taken by whatever engine.
     pub(crate) snapshots: BTreeSet<String>,
+    /// What an engine has besides, by its name.
+    pub(crate) own_snapshots: BTreeMap<String, BTreeSet<String>>,
     /// Devices, by node and volume, and of which stay each is.
     pub(crate) stays: BTreeMap<(String, String), String>,
     /// Nodes whose instance manager does not answer.
@@ -242,7 +244,10 @@ impl Agent for FakeAgent {
             generation: engine.generation,
             replicas: engine.replicas.iter().map(replica).collect(),
             relay_from: engine.relay_from.clone(),
-            chain: machine.chains_are_told.then(|| chain(&machine.snapshots)),
+            chain: machine.chains_are_told.then(|| {
+                let own = machine.own_snapshots.get(name).into_iter().flatten();
+                chain(&machine.snapshots.iter().chain(own).cloned().collect())
+            }),
             ..EngineView::default()
         })
     }
