@@ -142,7 +142,10 @@ impl Draft<'_> {
         // One that failed keeps its node from any other one, and its engine takes it back, though it was never filled.
         let failed =
             self.replicas.iter().filter(|(_, spec)| !spec.eviction_requested && !spec.failed_at.is_empty());
-        let mut back = failed.filter(|(name, spec)| self.can_run(name, spec)).peekable();
+        let can_be_filled = |(name, spec): &(&String, &ReplicaSpec)| {
+            self.can_run(name, spec) && self.o.cluster.is_readable(&spec.node_id, &spec.disk_id)
+        };
+        let mut back = failed.filter(can_be_filled).peekable();
         if back.peek().is_some() {
             let calm = back.map(|(_, spec)| spec.node_id.clone()).find(|node| !self.is_crowded(node));
             return calm.map_or_else(|| self.await_turn(), |fills| Step::Begin(source, fills));

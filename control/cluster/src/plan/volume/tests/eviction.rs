@@ -135,6 +135,13 @@ fn a_move_that_was_interrupted_goes_on_where_it_was_begun() {
     resting.pass(600);
     waits_for(&resting, "NoPlace");
     resting.0.up.insert("n4".into());
+    let broken = |resting: &mut Resting, is: bool| {
+        resting.0.cluster.nodes.get_mut("n4").unwrap().disks.get_mut("n4-d").unwrap().broken = is;
+    };
+    broken(&mut resting, true);
+    resting.pass(60);
+    waits_for(&resting, "NoPlace");
+    broken(&mut resting, false);
     resting.0.filling = [("n4".into(), 5)].into();
     resting.pass(60);
     waits_for(&resting, "Turn");
