@@ -119,6 +119,11 @@ impl Conductor {
             && self.have_same_shape(state, &known)
     }
 
+    fn tells_no_round(&self, member: MemberId) -> bool {
+        let recorded = self.replicas.state(member).and_then(|state| state.epoch.as_ref());
+        recorded.is_some_and(|epoch| epoch.round.is_none())
+    }
+
     /// Goes on once all are back, or enough and the others had their time.
     fn end_outage(&mut self) -> bool {
         let failing = self.replicas.failing();
@@ -162,6 +167,11 @@ impl Conductor {
             replica.attached = true;
             replica.role = Role::Member(Seat::Serving);
             self.fold_what_was_missed(member);
+        }
+        if returned.iter().any(|m| self.tells_no_round(m)) {
+            // Its program is one from before rounds, and leaves the one that its directory has, which is not to be believed once the
+            // program is exchanged again. It records the next epoch without.
+            self.epochs.loosen();
         }
         self.desk.log(format!("requests go on with {}", self.replicas.names_of(together).join(", ")));
         self.tell_resolved_after(attached);

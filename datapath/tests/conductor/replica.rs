@@ -42,6 +42,10 @@ impl Layer {
 }
 
 impl Layer {
+    fn should_hold(&self, block: usize) -> bool {
+        self.recorded.as_ref().is_some_and(|recorded| recorded[block].is_some())
+    }
+
     fn is_rotten(&self, block: usize) -> bool {
         self.recorded.as_ref().is_some_and(|recorded| recorded[block] != self.blocks[block])
     }
@@ -525,7 +529,7 @@ impl Replica {
             changed += u32::from(layer.blocks[block] != *new);
             layer.blocks[block] = *new;
         }
-        if span(range).any(|block| layer.is_rotten(block)) {
+        if changed > 0 && span(range).any(|block| layer.is_rotten(block)) {
             // Something else was meant to be there from now on.
             layer.recorded = None;
         }
@@ -548,7 +552,8 @@ impl Replica {
                 if is_known && self.epochs_full {
                     return Err(Refusal::NoSpace);
                 }
-                *(if self.rebuilding { &mut self.next_epoch } else { &mut self.epoch }) = Some(epoch.clone());
+                let epoch = Some(self.as_known(epoch));
+                *(if self.rebuilding { &mut self.next_epoch } else { &mut self.epoch }) = epoch;
             }
             Control::Resolved if !self.resolves => return Err(Refusal::Said("not now".into())),
             Control::Resolved => {
@@ -574,12 +579,13 @@ impl Replica {
                 self.asked_for_others += 1;
                 return Err(Refusal::Said("not known".into()));
             }
-            Control::LayerMap { layer, from, .. } => {
+            Control::LayerMap { layer, from, recorded } => {
                 let Some(layer) = self.layers.iter().find(|l| l.name == *layer) else {
                     return Err(Refusal::Said("no such layer".into()));
                 };
-                let held = (0_u64..).zip(&layer.blocks).filter(|(n, b)| b.is_some() && n * BLOCK >= *from);
-                let ranges = held.map(|(n, _)| Extent::new(n * BLOCK, BLOCK)).collect();
+                let told = |n: &usize| layer.blocks[*n].is_some() || *recorded && layer.should_hold(*n);
+                let held = (0..layer.blocks.len()).filter(told).map(|n| Extent::new(n as u64 * BLOCK, BLOCK));
+                let ranges = held.filter(|block| block.offset >= *from).collect();
                 return Ok(Body::Map(Box::new(MapPage { ranges, next: None, total: None })));
             }
             Control::RebuildBegin { size, chain, keep } => self.begin_rebuild(*size, chain, keep.as_ref()),
@@ -703,6 +709,11 @@ impl Replica {
         self.layers.push(Layer { created: created.into(), ..Layer::head_over(name, blocks) });
     }
 
+    /// As its program reads and writes it.
+    fn as_known(&self, epoch: &Epoch) -> Epoch {
+        Epoch { round: epoch.round.filter(|_| self.knows_rounds), ..epoch.clone() }
+    }
+
     fn state(&self) -> ReplicaState {
         let chain = self
             .layers
@@ -719,7 +730,7 @@ impl Replica {
         ReplicaState {
             size: self.size,
             previous_generation: self.previous,
-            epoch: self.epoch.clone(),
+            epoch: self.epoch.as_ref().map(|epoch| self.as_known(epoch)),
             chain,
             prepared: self.prepared.clone(),
             committed: self.committed,

@@ -65,6 +65,28 @@ fn marks_go_though_a_replica_does_not_know_of_rounds() {
     world.settle();
 }
 
+/// Their programs are exchanged for older ones and back, each time with the replicas away. What lies in the directories from before is
+/// rounds behind, and nobody is taken for an older copy by it.
+#[test]
+fn a_round_from_before_an_older_program_is_not_believed() {
+    let mut world = opened(Quorum::Any);
+    world.writes_durably_to(2);
+    world.runs_to_round(2);
+    for knows_rounds in [false, true] {
+        (1..=3).for_each(|r| world.dies(r));
+        world.run_until("it waits for them", |w| w.status().robustness == Robustness::Faulted);
+        world.replicas.iter_mut().for_each(|r| r.knows_rounds = knows_rounds);
+        (1..=3).for_each(|r| world.returns(r));
+        world.run_until("it goes on", |w| w.status().robustness == Robustness::Healthy);
+        for _ in 0..3 {
+            world.writes_durably_to(2);
+            world.run_until("the mark goes", |w| !w.is_marked(2));
+        }
+    }
+    assert_eq!(world.status().counters.rebuilds, 0);
+    world.settle();
+}
+
 /// It is asked again: nothing is covered before all have the round, and nobody is put out.
 #[test]
 fn marks_stay_while_a_round_has_no_place_on_a_disk() {
