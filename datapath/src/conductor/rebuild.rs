@@ -429,7 +429,7 @@ impl Conductor {
         for Wanted { side, layer, from, number } in wanted {
             let whom = if side == Side::Source { source } else { member };
             let purpose = ControlFor::Map { target: member, attempt, side, number };
-            self.desk.ask(whom, purpose, Control::LayerMap { layer, from, recorded: false });
+            self.desk.ask(whom, purpose, Control::LayerMap { layer, from, recorded: true });
         }
         asks
     }

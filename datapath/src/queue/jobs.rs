@@ -282,8 +282,8 @@ impl Queue {
 
     /// The source of a copy or comparison has told its checksums.
     fn digested(&mut self, now: u64, s: u16, m: MemberId, rotten: u32, out: &mut Vec<Output>) {
-        let compares = matches!(self.slot(s).work, Work::Job(_, Job::Compare { .. }));
-        self.slot_mut(s).differ = if compares { rotten } else { 0 };
+        // What is rotten there is copied also where a target has the same: from another source.
+        self.slot_mut(s).differ = rotten;
         if let Work::Job(_, Job::Equalise { range, .. }) = self.slot(s).work {
             let parts = lh_wire::differing(range, rotten);
             out.extend(parts.map(|part| Output::Report(FromQueue::Rotten(m, part))));

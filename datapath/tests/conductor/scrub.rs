@@ -135,6 +135,32 @@ fn rot_of_the_source_of_a_rebuild_is_taken_from_another_member_and_repaired() {
     assert_eq!(world.scrub(false).findings, []);
 }
 
+/// The target lacks it, too, so that they are alike there. Nothing else that one of them holds is near it, or what both hold.
+#[test]
+fn what_the_source_of_a_rebuild_has_lost_is_taken_from_another_member_and_repaired() {
+    for alone in [true, false] {
+        let mut world = World::hashed();
+        let good = *world.block(2, "a", 0);
+        *world.block(1, "a", 0) = None;
+        world.replicas[2].layers[0].recorded = None;
+        *world.block(3, "a", 0) = None;
+        if alone {
+            for replica in 1..=3 {
+                *world.block(replica, "a", 1) = None;
+                world.replicas[replica - 1].layers[0]
+                    .recorded
+                    .iter_mut()
+                    .for_each(|r| r[World::hot(1) as usize] = None);
+            }
+        }
+        let rebuild = world.command(Command::Rebuild { name: "r3".into() });
+        world.run_until("the rebuild is over", |w| w.answers.contains_key(&rebuild) && w.mode(3) == Mode::Rw);
+        assert_eq!(*world.block(3, "a", 0), good, "alone: {alone}");
+        world.run_until("the loss is repaired", |w| (1..=3).all(|r| *w.block(r, "a", 0) == good));
+        assert_eq!(world.scrub(false).findings, []);
+    }
+}
+
 /// The only member has rotted, and what comes back has the last sound copy.
 #[test]
 fn the_last_sound_copy_is_not_overwritten_with_rot() {

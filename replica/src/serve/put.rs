@@ -91,6 +91,12 @@ impl Server {
             put.changed += u32::try_from(unread).unwrap_or(u32::MAX);
         }
         put.changed += put.find_runs(&slot.parts, &stays);
+        let (layer, plan) = (put.plan.layer, &put.plan);
+        if put.rotten && !(put.runs.is_empty() && plan.punch.is_empty() && plan.marks.is_empty()) {
+            self.void_checksums(layer);
+        }
+        let slot = self.requests.get(id);
+        let Work::Put(put) = &mut slot.work else { return };
         slot.parts.clear();
         slot.left = u32::try_from(put.plan.punch.len() + put.runs.len()).unwrap_or(u32::MAX);
         let file = &self.files[usize::from(put.plan.layer.0)];
@@ -108,8 +114,8 @@ impl Server {
         }
     }
 
-    /// The blocks, by their offsets, that stay as they are since the image is rotten and they are sound. Unless that is all the data that
-    /// the image would replace or take away, and it brings no other, the layer's checksums count no more.
+    /// The blocks, by their offsets, that stay as they are since the image is rotten and they are sound. What is taken for want of
+    /// another is not what the layer's checksums say: they count no more.
     fn sound_of_own(&mut self, id: RequestId) -> BTreeSet<u64> {
         let slot = self.requests.get(id);
         let Work::Put(put) = &slot.work else { return BTreeSet::new() };
@@ -139,9 +145,6 @@ impl Server {
         let before = put.plan.changed;
         put.plan.keep(&stays);
         put.changed -= before - put.plan.changed;
-        if stays.len() < own.len() || !put.plan.replaces_data_alone() {
-            self.void_checksums(layer);
-        }
         stays
     }
 

@@ -50,11 +50,6 @@ impl PutPlan {
         }
         self.punch = punch.iter().map(bytes).collect();
     }
-
-    /// The layer holds data in the same blocks afterwards.
-    pub fn replaces_data_alone(&self) -> bool {
-        self.punch.is_empty() && self.marks.is_empty() && self.write == self.held
-    }
 }
 
 impl Store {
