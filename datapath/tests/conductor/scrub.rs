@@ -28,9 +28,12 @@ impl World {
 
     /// With a snapshot that holds two blocks, and checksums of it.
     fn hashed() -> Self {
+        Self::hashed_with(2)
+    }
+
+    fn hashed_with(blocks: u64) -> Self {
         let mut world = opened(Quorum::Any);
-        world.writes_to(0);
-        world.writes_to(1);
+        (0..blocks).for_each(|hot| world.writes_to(hot));
         let command = world.snapshot("a");
         assert_eq!(world.finish(command), Ok(()));
         let first = world.scrub(false);
@@ -138,24 +141,15 @@ fn rot_of_the_source_of_a_rebuild_is_taken_from_another_member_and_repaired() {
 /// The target lacks it, too, so that they are alike there. Nothing else that one of them holds is near it, or what both hold.
 #[test]
 fn what_the_source_of_a_rebuild_has_lost_is_taken_from_another_member_and_repaired() {
-    for alone in [true, false] {
-        let mut world = World::hashed();
+    for blocks in [1, 2] {
+        let mut world = World::hashed_with(blocks);
         let good = *world.block(2, "a", 0);
         *world.block(1, "a", 0) = None;
         world.replicas[2].layers[0].recorded = None;
         *world.block(3, "a", 0) = None;
-        if alone {
-            for replica in 1..=3 {
-                *world.block(replica, "a", 1) = None;
-                world.replicas[replica - 1].layers[0]
-                    .recorded
-                    .iter_mut()
-                    .for_each(|r| r[World::hot(1) as usize] = None);
-            }
-        }
         let rebuild = world.command(Command::Rebuild { name: "r3".into() });
         world.run_until("the rebuild is over", |w| w.answers.contains_key(&rebuild) && w.mode(3) == Mode::Rw);
-        assert_eq!(*world.block(3, "a", 0), good, "alone: {alone}");
+        assert_eq!(*world.block(3, "a", 0), good, "of {blocks} blocks");
         world.run_until("the loss is repaired", |w| (1..=3).all(|r| *w.block(r, "a", 0) == good));
         assert_eq!(world.scrub(false).findings, []);
     }

@@ -111,10 +111,17 @@ async fn tell_waits(root: &Root, volume: &str, progress: &mut Progress) -> Infal
 
 /// Does some work that may wait for a process of the volume, with somebody there who starts one that died. Without a manager the
 /// engine would wait for the replica, this command, which has the volume's lock, for the engine, and `up` for the lock.
-pub(super) async fn watched<T>(root: &Root, work: impl Future<Output = T>) -> T {
-    tokio::select! {
-        done = work => done,
-        never = watch(root) => match never {},
+pub(super) fn watched<'a, T: 'a>(
+    root: &'a Root,
+    work: impl Future<Output = T> + 'a,
+) -> impl Future<Output = T> + 'a {
+    // What a command does is large, and would be moved in once more.
+    let mut work = Box::pin(work);
+    async move {
+        tokio::select! {
+            done = &mut work => done,
+            never = watch(root) => match never {},
+        }
     }
 }
 
