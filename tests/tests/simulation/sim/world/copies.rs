@@ -79,6 +79,8 @@ impl World {
     fn end_cleanly(&mut self) {
         let (told, mut out) = (self.current, Outbox::default());
         if let Some(e) = self.engines.get_mut(&told) {
+            // Clients may still ask for something, and hear that it ends.
+            e.ends = true;
             let input = Conducted::Command(CommandId(u64::MAX), Command::Shutdown);
             e.conduct(self.now, Report::Input(input), &mut out);
         }
