@@ -219,6 +219,7 @@ impl Conductor {
         while !matches!(self.phase, Phase::Stopped) && self.advance() {}
         self.config.shared.set_patient(self.is_patient());
         self.config.shared.set_members_min(self.replicas.members_min());
+        self.tell_what_chain_waits_for();
         self.report();
         self.desk.hand_over(out);
     }

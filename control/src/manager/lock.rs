@@ -3,7 +3,8 @@
 //!
 //! A lock is on the file and not on its path: whoever finds none there, or another one, may begin beside this manager. So it is looked at
 //! now and then. Where nothing is in its place it is taken anew; a manager that ended would take its processes along where it is the
-//! command of a container. It ends where another manager may have begun: another file is there, or somebody else's socket.
+//! command of a container. It ends where another manager may have begun, which is so if another file is there or somebody else's socket; and
+//! where its own socket is gone, too, so that nobody reaches it.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read, Write};
@@ -39,9 +40,9 @@ impl Bound {
         Ok(Self { path: path.to_owned(), inode: inode(&std::fs::symlink_metadata(path)?) })
     }
 
-    /// True if another one is there; of one that somebody removed it is not.
-    fn is_anothers(&self) -> bool {
-        std::fs::symlink_metadata(&self.path).is_ok_and(|there| inode(&there) != self.inode)
+    /// True if it is where it was: nobody reaches one that was removed, and another one is somebody else's.
+    fn is_there(&self) -> bool {
+        std::fs::symlink_metadata(&self.path).is_ok_and(|there| inode(&there) == self.inode)
     }
 }
 
@@ -78,7 +79,7 @@ impl ManagerLock {
     /// Takes the lock anew where it was removed. `sockets`: those of this manager.
     ///
     /// # Errors
-    /// [`ManagerError::LockLost`]: another manager may have begun. What cannot be looked at is there still, and what cannot be taken now
+    /// [`ManagerError::LockLost`]: another manager may have begun, or has to, since nobody reaches this one. What cannot be looked at is there still, and what cannot be taken now
     /// is taken later.
     pub(super) fn keep(&self, sockets: &[Bound]) -> Result<(), ManagerError> {
         let lost = || Err(ManagerError::LockLost(self.path.clone()));
@@ -88,7 +89,7 @@ impl ManagerLock {
             (Err(e), _) if e.kind() == io::ErrorKind::NotFound => {}
             _ => return Ok(()),
         }
-        if sockets.iter().any(Bound::is_anothers) {
+        if !sockets.iter().all(Bound::is_there) {
             return lost();
         }
         match self.take_anew() {
@@ -189,8 +190,10 @@ mod tests {
         assert!(matches!(lock.keep(&bound), Err(ManagerError::LockLost(_))));
         assert!(!path.exists(), "the other one finds its lock's path free");
         std::fs::remove_file(&socket).unwrap();
+        assert!(matches!(lock.keep(&bound), Err(ManagerError::LockLost(_))), "nobody reaches it");
+        std::fs::rename(socket.with_extension("old"), &socket).unwrap();
         lock.keep(&bound).unwrap();
-        assert!(is_held(&path), "everything was removed");
+        assert!(is_held(&path));
     }
 
     #[test]

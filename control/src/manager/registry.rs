@@ -43,6 +43,9 @@ pub(super) enum RegistryError {
     Exists(String),
     #[error("there is no process {0}")]
     Missing(String),
+    /// A newer manager knows of it.
+    #[error("process {name} is not started: {source}")]
+    Newer { name: String, source: io::Error },
     #[error("process {name} is not run: {source}")]
     Ports { name: String, source: PortError },
     #[error("process {name} keeps its {held} ports when it is replaced: {asked} were asked for")]
@@ -134,6 +137,11 @@ impl Registry {
         self.shared.programs.resolve(&spec.binary)?;
         if self.processes().contains_key(&spec.name) {
             return Err(RegistryError::Exists(spec.name.clone()));
+        }
+        if let Err(source) = ProcessRecord::load(&self.shared.root, &spec.name)
+            && source.kind() == io::ErrorKind::Unsupported
+        {
+            return Err(RegistryError::Newer { name: spec.name.clone(), source });
         }
         let uuid = random::uuid().map_err(RegistryError::Random)?;
         let ports = match spec.port_count {

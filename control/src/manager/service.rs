@@ -58,6 +58,7 @@ impl From<RegistryError> for Status {
             RegistryError::Ports { source: PortError::Count(_) | PortError::Arguments { .. }, .. }
             | RegistryError::OtherPorts { .. }
             | RegistryError::NoArguments(_) => Self::invalid_argument(text),
+            RegistryError::Newer { .. } => Self::failed_precondition(text),
             RegistryError::Random(_) => Self::internal(text),
         }
     }

@@ -141,6 +141,11 @@ impl Controls {
         id
     }
 
+    /// It is asked for a round, and has not answered yet: it does one thing after the other.
+    pub(super) fn records_round(&self, member: MemberId) -> bool {
+        self.waiting.values().any(|w| w.member == member && matches!(w.purpose, ControlFor::Round(_)))
+    }
+
     /// An answer came; `None` if nobody waits for it any more.
     pub(super) fn answered(&mut self, id: ControlId) -> Option<(MemberId, ControlFor)> {
         self.waiting.remove(&id).map(|w| (w.member, w.purpose))
@@ -273,6 +278,17 @@ impl Ballot {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_records_a_round_is_known_until_it_has_answered() {
+        let mut controls = Controls::default();
+        let (slow, other) = (MemberId(0), MemberId(1));
+        controls.begin(other, ControlFor::Look, "a question", 10);
+        let round = controls.begin(slow, ControlFor::Round(1), "a new round", 60);
+        assert_eq!((controls.records_round(slow), controls.records_round(other)), (true, false));
+        controls.answered(round);
+        assert!(!controls.records_round(slow));
+    }
 
     #[test]
     fn an_answer_that_is_overdue_is_waited_for_once_more() {

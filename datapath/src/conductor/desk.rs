@@ -76,6 +76,9 @@ impl Desk {
             ControlFor::Round(_) => ("a new round", self.limits.control_syncs_ns),
             _ => describe(&control, &self.limits),
         };
+        // A disk that is busy for so long is no reason to lose its replica for what comes behind the round either.
+        let behind_round = self.controls.records_round(member);
+        let limit = if behind_round { limit.max(self.limits.control_syncs_ns) } else { limit };
         let id = self.controls.begin(member, purpose, what, self.now.saturating_add(limit));
         self.emit(Output::Control { id, member, control: Box::new(control) });
     }

@@ -81,6 +81,10 @@ impl Conductor {
                     outage.ready = outage.ready.with(member);
                 }
             }
+            None if self.is_behind(member) => self.lose(
+                member,
+                "its directory is an older copy of what it was: stop the volume and start it again, and it is filled",
+            ),
             None => self.lose(member, "it is no longer what it was"),
         }
         true
@@ -101,6 +105,11 @@ impl Conductor {
             .filter(|_| state.prepared.as_ref().is_none_or(|(id, _)| undecided != Some(*id)))
     }
 
+    fn is_behind(&self, member: MemberId) -> bool {
+        let recorded = self.replicas.state(member).and_then(|state| state.epoch.as_ref());
+        recorded.zip(self.again()).is_some_and(|(recorded, now)| recorded.is_behind(&now))
+    }
+
     /// It is the member that was lost, and not an older copy of its directory.
     fn is_fit(&self, member: MemberId) -> bool {
         let Some(state) = self.replicas.state(member) else { return false };
@@ -111,17 +120,16 @@ impl Conductor {
         };
         let counted = self.epochs.order();
         let recorded = state.epoch.as_ref().map(lh_block::Epoch::order);
-        let is_behind = || Some(state.epoch.as_ref()?.is_behind(&self.again()?));
         !state.rebuilding
             && !state.imported
             && recorded >= counted
-            && !is_behind().unwrap_or(false)
+            && !self.is_behind(member)
             && self.have_same_shape(state, &known)
     }
 
-    fn tells_no_round(&self, member: MemberId) -> bool {
+    fn is_in_another_round(&self, member: MemberId) -> bool {
         let recorded = self.replicas.state(member).and_then(|state| state.epoch.as_ref());
-        recorded.is_some_and(|epoch| epoch.round.is_none())
+        recorded.is_some_and(|epoch| epoch.round != Some(self.rounds.present()))
     }
 
     /// Goes on once all are back, or enough and the others had their time.
@@ -168,9 +176,10 @@ impl Conductor {
             replica.role = Role::Member(Seat::Serving);
             self.fold_what_was_missed(member);
         }
-        if returned.iter().any(|m| self.tells_no_round(m)) {
-            // Its program is one from before rounds, and leaves the one that its directory has, which is not to be believed once the
-            // program is exchanged again. It records the next epoch without.
+        if returned.iter().any(|m| self.is_in_another_round(m)) {
+            // It records the present one with the next epoch, before another round is asked for. If its program is one from before rounds,
+            // that leaves the one that its directory has, which is not to be believed once the program is exchanged again, and records the
+            // next epoch without.
             self.epochs.loosen();
         }
         self.desk.log(format!("requests go on with {}", self.replicas.names_of(together).join(", ")));

@@ -105,7 +105,9 @@ impl Conductor {
             .collect();
         let (quorum, own) = (self.config.quorum, self.config.generation);
         let choice = choose(quorum, own, self.authority.known(), self.replicas.members_min(), &candidates);
-        match (choice, self.epochs.started_from()) {
+        // Number 0 never counted: nothing was answered by it.
+        let before = self.epochs.started_from().filter(|(_, counter)| *counter > 0);
+        match (choice, before) {
             (Choice::Start(Start { base: None, .. }), Some(before)) => {
                 Choice::Wait(self.were_emptied(before))
             }

@@ -88,7 +88,7 @@ pub struct Status {
     pub robustness: Robustness,
     /// The device may be shown.
     pub open: bool,
-    /// What a start, a volume without enough members or a chain operation waits for.
+    /// What a start or a volume without enough members waits for.
     pub waiting_for: Option<String>,
     /// Its replicas, in the order of the table.
     pub replicas: Vec<ReplicaStatus>,
@@ -120,10 +120,7 @@ impl Conductor {
     pub fn status(&self) -> Status {
         let waiting = match self.outage {
             Some(_) => Some("too few replicas are left".to_owned()),
-            None => {
-                let start = self.authority.waiting_for().or_else(|| self.waiting_for.clone());
-                start.or_else(|| self.chain_waits_for())
-            }
+            None => self.authority.waiting_for().or_else(|| self.waiting_for.clone()),
         };
         Status {
             robustness: self.robustness(),

@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
+use control::engine::EngineStatus;
 use control::host::{LiveDirs, Root, VolumeRecord, engine_name};
 use control::manager::ProcessRecord;
 use tonic::transport::Channel;
@@ -97,13 +98,12 @@ pub(super) async fn answer<T>(
 async fn tell_waits(root: &Root, volume: &str, progress: &mut Progress) -> Infallible {
     let mut told = String::new();
     loop {
-        if let Some(engine) = ask_engine(root, volume).await
-            && engine.volume.waiting_for != told
-        {
-            told = engine.volume.waiting_for;
-            if !told.is_empty() {
-                progress.say(&format!("waiting: {told}"));
+        if let Some(engine) = ask_engine(root, volume).await {
+            let waits = engine.volume.waiting_for;
+            if !waits.is_empty() && waits != told && !waits.starts_with(EngineStatus::HIDDEN) {
+                progress.say(&format!("waiting: {waits}"));
             }
+            told = waits;
         }
         tokio::time::sleep(SOON).await;
     }

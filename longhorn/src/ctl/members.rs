@@ -36,6 +36,9 @@ const PASSING: Duration = Duration::from_secs(5);
 /// How long is waited for a new replica to open its directory, or to say why it cannot.
 const OPEN_PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long an engine that was just started may take until it changes its replicas.
+const OPENS: Duration = Duration::from_secs(20);
+
 /// How long a replica may take to open its new directory and be heard by the engine.
 const START_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -329,12 +332,19 @@ pub(super) async fn rebuild(context: &Context, volume: &str, name: &str) -> Resu
     told(context, &record, name, &format!("{name} is in sync")).await
 }
 
-/// The record has the replica no more. An engine that was started while it still did waits for it, and counts it: it is told once more. One
-/// that is not there now, or does not let it go, does not know it after its next start.
+/// The record has the replica no more. An engine that was started while it still did waits for it, and counts it: it is told once more,
+/// which it hears once it is open. One that does not let it go does not know it after its next start.
 async fn forget(root: &Root, volume: &str, name: &str) {
-    if let Ok(mut engine) = connect(root, volume).await {
-        engine.replica_remove(ReplicaName { name: name.to_owned() }).await.ok();
-    }
+    let told = async {
+        while let Ok(mut engine) = connect(root, volume).await {
+            match engine.replica_remove(ReplicaName { name: name.to_owned() }).await {
+                Err(status) if status.code() != tonic::Code::NotFound => tokio::time::sleep(LOOK).await,
+                _ => return,
+            }
+        }
+    };
+    // Nothing is lost if it does not: the volume is as it was asked to be at its next start.
+    tokio::time::timeout(OPENS, told).await.ok();
 }
 
 pub(super) async fn remove(context: &Context, volume: &str, name: &str) -> Result<()> {

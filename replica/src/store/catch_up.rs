@@ -11,6 +11,7 @@ use std::sync::Arc;
 use lh_wire::{Keep, Kept, LayerInfo};
 
 use super::ENGINE;
+use super::checksum::LayerChecksums;
 use super::directory::Directory;
 use super::disk;
 use super::error::ChainError;
@@ -31,6 +32,8 @@ struct Place<'a> {
     length: u64,
     /// The file that stays, and the name that it has now.
     kept: Option<(Arc<File>, String)>,
+    /// What stays is a snapshot of the same name that was taken at another time.
+    is_another: bool,
 }
 
 impl Directory {
@@ -112,13 +115,15 @@ impl Directory {
                 Some(&*info.name)
             };
             let kept = from.and_then(|name| self.layers.iter().rfind(|l| l.name == name));
+            let is_another = kept.is_some_and(|l| !l.name.is_empty() && l.meta.created != info.created);
             let kept = kept.map(|l| (Arc::clone(&l.file), l.file_name.clone()));
             let file_name = match (&kept, is_head) {
                 (Some((_, name)), true) => name.clone(),
                 (None, true) => next_head.clone(),
                 (_, false) => snapshot_file(&info.name),
             };
-            Place { info, file_name, length: if is_head { size } else { info.length }, kept }
+            let length = if is_head { size } else { info.length };
+            Place { info, file_name, length, kept, is_another }
         };
         chain.iter().map(place).collect()
     }
@@ -149,6 +154,12 @@ impl Directory {
             let path = self.path.join(&place.file_name);
             match &place.kept {
                 Some((file, name)) => {
+                    if place.is_another
+                        && let Some(sums) = LayerChecksums::open(&self.path, file)
+                    {
+                        // Of it nothing is sound in the new one's place.
+                        sums.give_up()?;
+                    }
                     if *name != place.file_name {
                         self.fs.rename(&self.path.join(name), &path)?;
                         self.fs.remove(&self.path.join(meta_name(name)))?;

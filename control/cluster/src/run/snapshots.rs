@@ -25,6 +25,9 @@ const COPIED: Duration = Duration::from_secs(10);
 /// How long a snapshot for which there was no room is left alone: that a head shrank, or a limit was raised, is no news of the chain.
 const ROOM_AGAIN: Duration = Duration::from_secs(30);
 
+/// The same where its file system is frozen for it, and those who write to it wait, before it is known that there is no room.
+const ROOM_AGAIN_FROZEN: Duration = Duration::from_secs(600);
+
 /// How long a file system that could not be frozen is left alone: whoever writes to it may have waited.
 const FREEZE_AGAIN: Duration = Duration::from_secs(15);
 
@@ -89,7 +92,7 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
                     Ok(()) => {}
                     Err(AgentError::NoRoom(why)) => {
                         say_refused(context, &resource, version.as_deref(), Refusal::NoRoom(&why)).await?;
-                        return Ok(Outcome::Again(ROOM_AGAIN));
+                        return Ok(Outcome::Again(if freeze { ROOM_AGAIN_FROZEN } else { ROOM_AGAIN }));
                     }
                     Err(AgentError::NotFrozen(why)) => {
                         say_refused(context, &resource, version.as_deref(), Refusal::NotFrozen(&why)).await?;

@@ -29,6 +29,8 @@ pub(in crate::conductor) struct Chain {
     pub(in crate::conductor) backlog: Backlog,
     /// Since when the first of them waits for its turn, or for its end.
     pub(super) since: Option<u64>,
+    /// What was told last of what that waits for.
+    pub(super) told: Option<String>,
     /// Numbers operations and ballots.
     tasks: u64,
     /// The last chain operation that this engine decided to carry out.
@@ -44,6 +46,7 @@ impl Chain {
             task: None,
             backlog: VecDeque::new(),
             since: None,
+            told: None,
             tasks: 0,
             decided: None,
         }

@@ -15,8 +15,19 @@ impl Chain {
 }
 
 impl Conductor {
+    /// Logs what an operation waits for that takes long, whenever that is another thing than before. Requests go on meanwhile.
+    pub(in crate::conductor) fn tell_what_chain_waits_for(&mut self) {
+        let now = self.chain_waits_for();
+        if self.chain.told != now {
+            if let Some(line) = &now {
+                self.desk.log(line.clone());
+            }
+            self.chain.told = now;
+        }
+    }
+
     /// What the operation whose turn it is waits for, or the next one; `None`: there is none, or it does not take long yet.
-    pub(in crate::conductor) fn chain_waits_for(&self) -> Option<String> {
+    fn chain_waits_for(&self) -> Option<String> {
         let is_late = self.chain.late_at().is_some_and(|at| self.desk.now >= at);
         if !is_late || !self.chain_is_wanted() {
             return None;
@@ -55,8 +66,8 @@ impl Conductor {
     }
 
     fn doubtful(&self) -> Option<String> {
-        let chunks = self.doubt.len();
-        (chunks > 0).then(|| format!("replicas may differ in {chunks} chunks, which are made equal first"))
+        let differ = !self.doubt.is_empty();
+        differ.then(|| "replicas may differ in some chunks, which are made equal first".to_owned())
     }
 
     fn names(&self, of: MemberSet) -> String {

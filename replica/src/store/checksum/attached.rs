@@ -66,12 +66,15 @@ impl LayerChecksums {
 
     /// The ranges inside `range` that hold data by the record.
     pub fn recorded(&mut self, range: Extent) -> Vec<Extent> {
-        let (mut held, mut rest) = (RangeSet::default(), blocks(range));
+        let (mut held, mut rest) = (Vec::<Range<u64>>::new(), blocks(range));
         while let Ok(Some((block, _))) = self.sums.next(rest.clone()) {
-            held.insert(block..block + 1);
             rest.start = block + 1;
+            match held.last_mut().filter(|run| run.end == block) {
+                Some(run) => run.end = rest.start,
+                None => held.push(block..rest.start),
+            }
         }
-        held.iter().map(bytes).collect()
+        held.into_iter().map(bytes).collect()
     }
 
     /// The layer's file was changed on purpose into what these checksums say, or nearer to it: they are of the file as it
