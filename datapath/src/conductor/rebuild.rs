@@ -174,7 +174,7 @@ impl Conductor {
     fn knows_better(&self, own: &ReplicaState) -> Option<&'static str> {
         let recorded = own.epoch.as_ref().filter(|e| e.generation < self.config.generation)?;
         let from = self.epochs.started_from()?;
-        if recorded.order() >= from && self.rounds.began_behind(recorded) {
+        if recorded.order() == from && self.rounds.began_behind(recorded) {
             return Some(
                 "it is rounds ahead of the replicas that the volume was started with, which are older copies: it is kept as it is. Stop \
                  the volume and salvage it with that replica, or take the replica out",
