@@ -9,6 +9,7 @@ mod authority;
 #[cfg(test)]
 pub(crate) mod document;
 mod durable;
+pub(crate) mod format;
 mod live;
 mod lock;
 mod mark;

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::durable::replace_file_in_its_room;
+use super::format::newer_than;
 
 /// The version of the file that this program writes; it reads no other.
 const FORMAT: u32 = 1;
@@ -74,12 +75,6 @@ struct Content {
     generation: Generation,
     /// The epoch that counts, if an engine ever stored one.
     epoch: Option<Epoch>,
-}
-
-/// What files of all formats have.
-#[derive(Deserialize)]
-struct Format {
-    format: u32,
 }
 
 /// A volume's authority. Each call takes the file's lock and reads it anew, so that any number of processes may have one.
@@ -249,9 +244,7 @@ impl Authority {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Content::default()),
             Err(e) => return Err(self.io(e)),
         };
-        if let Ok(Format { format }) = serde_json::from_slice(&bytes)
-            && format > FORMAT
-        {
+        if let Some(format) = newer_than(FORMAT, &bytes) {
             return Err(AuthorityError::Newer { path: self.file.clone(), format });
         }
         let content: Content = serde_json::from_slice(&bytes).map_err(|e| self.damaged(&e))?;

@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use super::durable::{create_dir_durably, replace_file, sync_dir};
+use super::format::newer_than;
 use super::{Authority, Root};
 use crate::random;
 
@@ -330,9 +331,7 @@ impl VolumeRecord {
             }
             Err(e) => return Err(io_at(path)(e)),
         };
-        if let Ok(Format { format }) = serde_json::from_slice(&bytes)
-            && format > FORMAT
-        {
+        if let Some(format) = newer_than(FORMAT, &bytes) {
             return Err(RecordError::Newer { path, format });
         }
         let record: Self = serde_json::from_slice(&bytes).map_err(|e| damaged(&path, &e))?;
@@ -516,12 +515,6 @@ impl std::fmt::Display for MapKey {
 
 fn record_path(root: &Root, volume: &str) -> PathBuf {
     root.volume(volume).join("volume.json")
-}
-
-/// All that is known of a record of another version.
-#[derive(Deserialize)]
-struct Format {
-    format: u32,
 }
 
 fn io_at(path: PathBuf) -> impl FnOnce(io::Error) -> RecordError {

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::identity::ProcessId;
 use super::policy;
 use super::ports::{PortRange, with_ports};
+use crate::host::format::newer_than;
 use crate::host::{Root, remove_with_room, replace_file_in_its_room};
 use crate::proto::imrpc;
 
@@ -78,12 +79,6 @@ pub struct ProcessRecord {
     pub(super) replacing: bool,
 }
 
-/// What files of all formats have.
-#[derive(Deserialize)]
-struct Format {
-    format: u32,
-}
-
 impl ProcessRecord {
     /// A process that is to be started.
     pub(super) fn new(spec: &imrpc::ProcessSpec, ports: Option<PortRange>, uuid: String) -> Self {
@@ -131,9 +126,7 @@ impl ProcessRecord {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(e),
         };
-        if let Ok(Format { format }) = serde_json::from_slice(&bytes)
-            && format > FORMAT
-        {
+        if let Some(format) = newer_than(FORMAT, &bytes) {
             let text = format!(
                 "{} is of format {format}, which a newer version of this program has written: use that one",
                 path.display()

@@ -36,7 +36,7 @@ impl Conductor {
             None => self.turn_waits_for(),
             Some(task) => self.task_waits_for(task),
         };
-        Some(format!("a change of the snapshots has to wait: {why}"))
+        Some(format!("a chain operation has to wait: {why}"))
     }
 
     fn turn_waits_for(&self) -> String {
