@@ -280,17 +280,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_records_a_round_is_known_until_it_has_answered() {
-        let mut controls = Controls::default();
-        let (slow, other) = (MemberId(0), MemberId(1));
-        controls.begin(other, ControlFor::Look, "a question", 10);
-        let round = controls.begin(slow, ControlFor::Round(1), "a new round", 60);
-        assert_eq!((controls.records_round(slow), controls.records_round(other)), (true, false));
-        controls.answered(round);
-        assert!(!controls.records_round(slow));
-    }
-
-    #[test]
     fn an_answer_that_is_overdue_is_waited_for_once_more() {
         let mut controls = Controls::default();
         let (late, soon) = (MemberId(0), MemberId(1));

@@ -126,7 +126,7 @@ impl Conductor {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::Arc;
 
     use lh_block::Extent;
@@ -136,7 +136,7 @@ mod tests {
 
     const CHUNK: u64 = 4 << 20;
 
-    fn conductor(shared: &Arc<Shared>) -> Conductor {
+    pub(in crate::conductor) fn conductor(shared: &Arc<Shared>) -> Conductor {
         Conductor::new(Config {
             volume: "demo".into(),
             generation: lh_block::Generation::default(),

@@ -157,12 +157,16 @@ impl Conductor {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use lh_block::{Generation, Instance};
-    use lh_wire::ReplicaState;
+    use lh_wire::{Control, ReplicaState};
 
     use super::*;
     use crate::conductor::Quorum;
     use crate::conductor::choose::{Candidate, Choice, choose};
+    use crate::conductor::intent::tests::conductor;
+    use crate::shared::Shared;
 
     fn epoch(generation: u64, round: Option<u64>) -> Epoch {
         Epoch {
@@ -256,5 +260,18 @@ mod tests {
         rounds.open(40);
         rounds.want_two_more();
         assert_eq!(rounds.wanted, 3, "the one that is asked for may be one of before");
+    }
+
+    /// A replica does one thing after the other, and its disk may be busy for as long as a round may take.
+    #[test]
+    fn what_a_replica_is_asked_behind_a_round_may_take_as_long() {
+        let mut conductor = conductor(&Arc::new(Shared::new(16 << 20, 4 << 20)));
+        let (slow, other) = (MemberId(0), MemberId(1));
+        let limits = conductor.desk.limits;
+        conductor.desk.ask(slow, ControlFor::Round(1), Control::State);
+        conductor.desk.ask(slow, ControlFor::Look, Control::State);
+        assert_eq!(conductor.desk.controls.next_deadline(), Some(limits.control_syncs_ns));
+        conductor.desk.ask(other, ControlFor::Look, Control::State);
+        assert_eq!(conductor.desk.controls.next_deadline(), Some(limits.control_ns));
     }
 }

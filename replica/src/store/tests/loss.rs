@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use lh_block::BLOCK;
@@ -123,17 +124,22 @@ fn what_was_trimmed_over_a_lost_block_stays_zero_when_a_scrub_brings_that_back()
     assert_eq!(volume.blocks()[5], 0, "old data shows through the hole of the head");
 }
 
+/// Block 5 of its snapshot `one` is on record, and gone.
+fn that_has_lost_a_block(path: &Path) -> Volume {
+    let mut volume = Volume::create(path);
+    volume.write(extent(5, 1), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.flush();
+    hash(path, "one");
+    rot(path, "one", |file| disk::punch(file, extent(5, 1)).unwrap());
+    volume
+}
+
 /// A mark over what a snapshot has lost is compared as one: the other replica has the block there.
 #[test]
 fn a_mark_over_a_lost_block_is_compared_as_one() {
     let place = tempfile::tempdir().unwrap();
-    let path = place.path().join("replica");
-    let mut volume = Volume::create(&path);
-    volume.write(extent(5, 1), 1);
-    volume.snapshot(1, "one").unwrap();
-    volume.flush();
-    hash(&path, "one");
-    rot(&path, "one", |file| disk::punch(file, extent(5, 1)).unwrap());
+    let mut volume = that_has_lost_a_block(&place.path().join("replica"));
     volume.zero(extent(5, 1));
     assert_eq!(volume.compared(extent(4, 3)), [BlockState::Absent, BlockState::Zero, BlockState::Absent]);
 }
@@ -142,13 +148,7 @@ fn a_mark_over_a_lost_block_is_compared_as_one() {
 #[test]
 fn what_was_trimmed_over_a_lost_block_during_a_rebuild_stays_zero() {
     let place = tempfile::tempdir().unwrap();
-    let path = place.path().join("replica");
-    let mut volume = Volume::create(&path);
-    volume.write(extent(5, 1), 1);
-    volume.snapshot(1, "one").unwrap();
-    volume.flush();
-    hash(&path, "one");
-    rot(&path, "one", |file| disk::punch(file, extent(5, 1)).unwrap());
+    let mut volume = that_has_lost_a_block(&place.path().join("replica"));
     let chain = volume.directory.state().chain;
     let parts = volume.directory.begin_catch_up(SIZE, &chain, &Keep::default()).unwrap();
     volume.store.replace(parts);
