@@ -10,6 +10,7 @@ mod authority;
 pub(crate) mod document;
 mod durable;
 pub(crate) mod format;
+mod key;
 mod live;
 mod lock;
 mod mark;
@@ -22,11 +23,12 @@ pub use authority::{Authority, AuthorityError};
 pub use durable::{
     create_dir_durably, remove_with_room, replace_file, replace_file_in_its_room, store_program, sync_dir,
 };
+pub use key::{MapKey, read_key};
 pub(crate) use live::is_at;
 pub use live::{LiveDirs, LiveError, LiveLock};
 pub use lock::{LockError, VolumeLock};
 pub use record::{
-    MapKey, Quorum, RecordError, ReplicaRecord, SNAPSHOT_COUNT, VolumeRecord, VolumeState, engine_name,
-    new_replica_suffix, read_key, replica_name,
+    Quorum, RecordError, ReplicaRecord, SNAPSHOT_COUNT, VolumeRecord, VolumeState, engine_name,
+    new_replica_suffix, replica_name,
 };
 pub use root::{Root, RootError, control_socket_beside, make_socket_directory, unfinished_copy};

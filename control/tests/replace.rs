@@ -191,3 +191,19 @@ async fn a_manager_whose_lock_was_removed_goes_on_and_holds_it_again() {
     thread.join().unwrap();
     assert!(!manager::is_there(&place.root));
 }
+
+/// The program was exchanged for an older one: what the newer one runs under that name is not to be forgotten, nor run a second time.
+#[tokio::test]
+async fn a_name_that_a_newer_manager_knows_of_is_not_given_away() {
+    let _alone = ALONE.lock().await;
+    let place = Place::new("exit 0");
+    let newer = r#"{"format":2,"other":[]}"#;
+    std::fs::write(place.root.process(NAME), newer).unwrap();
+    let (mut client, _stop, _) = place.manager().await;
+    let request = ProcessCreateRequest { spec: Some(spec(&place.old, "5")) };
+    let refused = client.process_create(request).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition, "{refused}");
+    assert!(refused.message().contains(NAME) && refused.message().contains("newer"), "{refused}");
+    assert_eq!(std::fs::read_to_string(place.root.process(NAME)).unwrap(), newer);
+    assert!(client.process_list(ProcessListRequest {}).await.unwrap().into_inner().processes.is_empty());
+}
