@@ -797,6 +797,33 @@ async fn a_snapshot_that_was_refused_is_taken_once_there_is_room_though_nothing_
     assert!(status(&cluster)["error"].is_null());
 }
 
+/// Whoever writes to a file system waits while it is frozen, each time that there turns out to be no room.
+#[tokio::test(start_paused = true)]
+async fn a_file_system_is_seldom_frozen_for_a_snapshot_that_there_is_no_room_for() {
+    for (freezes, early, late) in [("disabled", 25, 10), ("enabled", 590, 15)] {
+        let cluster = Cluster::new(&["n1", "n2", "n3"], 55).await;
+        cluster.attached_volume().await;
+        cluster.server.apply(
+            "volumes",
+            "demo",
+            &json!({ "spec": { "freezeFilesystemForSnapshot": freezes } }),
+        );
+        cluster.machine().chains_are_told = true;
+        cluster.machine().chains_are_full = true;
+        let status = |c: &Cluster| c.server.get("snapshots", "s1").map(|s| s["status"].clone());
+        // Whatever is told of the engine has been.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let spec = json!({ "volume": "demo", "createSnapshot": true });
+        cluster.server.apply("snapshots", "s1", &json!({ "spec": spec }));
+        cluster.wait("refused", |c| status(c).is_some_and(|s| s["error"].is_string())).await;
+        cluster.machine().chains_are_full = false;
+        tokio::time::sleep(Duration::from_secs(early)).await;
+        assert!(cluster.machine().snapshots.is_empty(), "{freezes}: it was tried after less than {early} s");
+        tokio::time::sleep(Duration::from_secs(late)).await;
+        assert!(cluster.machine().snapshots.contains("s1"), "{freezes}: {:?}", status(&cluster));
+    }
+}
+
 #[tokio::test]
 async fn a_file_system_rests_for_a_snapshot_where_the_volume_or_the_setting_says_so() {
     let cluster = Cluster::new(&["n1", "n2", "n3"], 29).await;
