@@ -48,6 +48,7 @@ const ADDED: &[(&str, &str)] = &[
     ("Volume", "status.epoch.generation"),
     ("Volume", "status.epoch.id"),
     ("Volume", "status.epoch.members"),
+    ("Volume", "status.evictionAttempts"),
     ("Volume", "status.generation"),
 ];
 

@@ -322,6 +322,9 @@ pub struct VolumeStatus {
     /// UIDs of the deleted Replicas whose data is about to go, and of the one whose data went last.
     #[serde(skip_serializing_if = "is_default")]
     pub data_removed_of: Vec<String>,
+    /// How often the volume was attached so that its replicas can leave, and that came to nothing, since it was asked for.
+    #[serde(skip_serializing_if = "is_default")]
+    pub eviction_attempts: i64,
 }
 
 /// How far a clone is.

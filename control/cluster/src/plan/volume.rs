@@ -9,6 +9,7 @@
 //! (`docs/invariants.md`, 2), so that a volume may be started elsewhere while nobody knows whether the old engine runs.
 //! That is also how a volume moves while it is used (`migration`).
 
+mod at_rest;
 mod clone;
 mod draft;
 mod eviction;

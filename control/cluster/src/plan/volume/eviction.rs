@@ -4,24 +4,21 @@
 
 use std::time::Duration;
 
+use super::at_rest::{Course, GAVE_UP, Wait, left};
 use super::draft::Draft;
-use super::offline::{IDLE, START_PATIENCE, left};
-use super::replicas::{ROOM, TURN};
-use super::{Action, FILLS_ON, READY, Wish};
-use crate::api::{
-    AttachmentTicket, Conditions, DataLocality, InstanceState, ReplicaMode, ReplicaSpec, TicketType,
-    VolumeState,
-};
-use crate::plan::age;
+use super::replicas::TURN;
+use super::{Action, FILLS_ON, Wish};
+use crate::api::{AttachmentTicket, Conditions, DataLocality, ReplicaSpec, TicketType};
+use crate::plan::{age, written};
 
 /// The condition: True while the volume is attached so that its replicas can move, False with what that waits for.
 pub const EVICTION: &str = "ReplicaEviction";
 
-/// How long one that came to nothing is left alone: an engine that starts in vain every minute helps nobody.
-const PAUSE: Duration = Duration::from_secs(600);
+/// How long one that came to nothing is left alone, twice as long after each further one, and the longest time: an engine that starts in
+/// vain every minute helps nobody, and a disk that takes no replica today may take none tomorrow.
+const PAUSE: (Duration, Duration) = (Duration::from_secs(600), Duration::from_secs(4 * 3600));
 
-/// The reasons in the condition of one that came to nothing, and of one that somebody uses meanwhile.
-const GAVE_UP: &str = "GaveUp";
+/// The reason in the condition of one that somebody uses meanwhile.
 const IN_USE: &str = "InUse";
 
 /// What to do.
@@ -30,8 +27,8 @@ enum Step {
     Leave,
     /// Everything stays as it is, but for a ticket that is not to be there any more.
     Stay,
-    /// Not now: the reason, and a sentence. No ticket of ours is to be there.
-    Wait(&'static str, String),
+    /// Not now. No ticket of ours is to be there.
+    Wait(Wait),
     /// Somebody uses it under our ticket.
     Share,
     /// It is attached on this node, to fill a replica on that one.
@@ -59,16 +56,16 @@ impl Draft<'_> {
         let begins = matches!(step, Step::Begin(..));
         match step {
             Step::Stay => {}
-            Step::Leave => self.status.conditions.retain(|c| c.kind != EVICTION),
-            Step::Wait(reason, message) => self.say_eviction(false, reason, &message),
+            Step::Leave => {
+                self.status.conditions.retain(|c| c.kind != EVICTION);
+                self.status.eviction_attempts = 0;
+            }
+            Step::Wait(Wait(reason, message)) => self.say_eviction(false, reason, &message),
             Step::Share => {
                 self.say_eviction(false, IN_USE, "the volume is in use, and its replicas move meanwhile");
             }
             Step::GoOn => self.say_eviction(true, "", "the volume is attached so that its replicas can move"),
-            Step::GiveUp(why) => {
-                self.say_eviction(false, GAVE_UP, &why);
-                self.tell(true, "EvictionFailed", why);
-            }
+            Step::GiveUp(why) => self.give_up_eviction(&why),
             Step::Begin(node, fills) => {
                 self.say_eviction(true, "", "the volume is attached so that its replicas can move");
                 let parameters = [(FILLS_ON.to_owned(), fills)].into();
@@ -84,6 +81,16 @@ impl Draft<'_> {
         self.status.conditions.set_condition(EVICTION, on, reason, message, &now);
     }
 
+    /// It was attached, and that came to nothing.
+    fn give_up_eviction(&mut self, why: &str) {
+        let attempts = self.status.eviction_attempts.saturating_add(1);
+        self.status.eviction_attempts = attempts;
+        let next = written(self.o.now + pause(attempts));
+        let why = format!("{why} (attempt {attempts}; the next one is at {next})");
+        self.say_eviction(false, GAVE_UP, &why);
+        self.tell(true, "EvictionFailed", why);
+    }
+
     /// Somebody else has the volume, or waits for it.
     fn others_want_it(&self) -> bool {
         let wants = |t: &AttachmentTicket| t.kind != TicketType::VolumeEviction && !t.node_id.is_empty();
@@ -94,7 +101,8 @@ impl Draft<'_> {
     fn cannot_move(&self) -> Option<Step> {
         let why = "the volume is strict-local: its only replica stays where the volume is used. Change dataLocality while the \
                    volume is detached, and it moves";
-        (self.locality() == DataLocality::StrictLocal).then(|| Step::Wait("StrictLocal", why.to_owned()))
+        (self.locality() == DataLocality::StrictLocal)
+            .then(|| Step::Wait(Wait("StrictLocal", why.to_owned())))
     }
 
     /// Without our ticket.
@@ -102,10 +110,7 @@ impl Draft<'_> {
         if self.others_want_it() {
             return Step::Leave;
         }
-        let rests = self.o.volume.spec.node_id.is_empty()
-            && self.status.state == VolumeState::Detached
-            && matches!(self.engine_state(), InstanceState::Stopped | InstanceState::Unknown);
-        if !rests || self.o.attachment.is_none() {
+        if !self.rests() {
             return Step::Stay;
         }
         if let Some(step) = self.cannot_move() {
@@ -113,59 +118,40 @@ impl Draft<'_> {
         }
         let gave_up = self.status.conditions.get_condition(EVICTION).filter(|c| c.reason == GAVE_UP);
         if let Some(since) = gave_up.and_then(|c| age(&c.last_transition_time, self.o.now))
-            && let Some(left) = left(PAUSE, since)
+            && let Some(left) = left(pause(self.status.eviction_attempts), since)
         {
             self.look_again(left);
             return Step::Stay;
         }
         // Not on the node that is to be empty, if there is another one.
-        let is_near = |r: &&ReplicaSpec| r.failed_at.is_empty() && self.o.nodes_up.contains(&r.node_id);
-        let source = self.replicas.values().filter(is_near).min_by_key(|r| r.eviction_requested);
+        let can_tell = |r: &&ReplicaSpec| r.failed_at.is_empty() && self.is_near(r);
+        let source = self.replicas.values().filter(can_tell).min_by_key(|r| r.eviction_requested);
         let Some(source) = source.map(|r| r.node_id.clone()) else {
             let why = "no node that answers has a replica that has not failed";
-            return Step::Wait("NoSource", why.to_owned());
+            return Step::Wait(Wait("NoSource", why.to_owned()));
         };
-        self.choose_eviction(source)
+        match self.choose_eviction(&source) {
+            Ok(fills) => Step::Begin(source, fills),
+            Err(wait) => Step::Wait(wait),
+        }
     }
 
-    /// Which replica takes the place of one that leaves, as it would be done if the volume were attached.
-    fn choose_eviction(&mut self, source: String) -> Step {
+    /// The node on which a replica takes the place of one that leaves.
+    fn choose_eviction(&mut self, source: &str) -> Result<String, Wait> {
         if self.has_successors() {
             let unfilled = |(name, spec): &(&String, &ReplicaSpec)| !self.is_in_sync(name, spec);
             let fills = self.successors().find(unfilled).map(|(_, spec)| spec.node_id.clone());
-            return Step::Begin(source.clone(), fills.unwrap_or(source));
+            return Ok(fills.unwrap_or_else(|| source.to_owned()));
         }
-        if self.o.settings.rebuilds_at_once() == 0 {
-            let why = "concurrent-replica-rebuild-per-node-limit is 0".to_owned();
-            return Step::Wait("NotAllowed", why);
-        }
+        self.may_fill()?;
         // One that failed keeps its node from any other one, and its engine takes it back, though it was never filled.
         let failed =
             self.replicas.iter().filter(|(_, spec)| !spec.eviction_requested && !spec.failed_at.is_empty());
-        let can_be_filled = |(name, spec): &(&String, &ReplicaSpec)| {
+        let back = failed.filter(|(name, spec)| {
             self.can_run(name, spec) && self.o.cluster.is_readable(&spec.node_id, &spec.disk_id)
-        };
-        let mut back = failed.filter(can_be_filled).peekable();
-        if back.peek().is_some() {
-            let calm = back.map(|(_, spec)| spec.node_id.clone()).find(|node| !self.is_crowded(node));
-            return calm.map_or_else(|| self.await_turn(), |fills| Step::Begin(source, fills));
-        }
-        let fill = u64::try_from(self.status.actual_size).unwrap_or_default();
-        match self.place_now(fill) {
-            Ok(Some(at)) => Step::Begin(source, at.node),
-            Ok(None) => self.await_turn(),
-            Err(refusal) => {
-                self.look_again(ROOM);
-                Step::Wait("NoPlace", refusal.to_string())
-            }
-        }
-    }
-
-    fn await_turn(&mut self) -> Step {
-        self.look_again(TURN);
-        let why = "as many replicas are being filled on the nodes as may be at once \
-                   (concurrent-replica-rebuild-per-node-limit)";
-        Step::Wait("Turn", why.to_owned())
+        });
+        let back: Vec<String> = back.map(|(_, spec)| spec.node_id.clone()).collect();
+        if back.is_empty() { self.fill_new() } else { self.fill_back(&back) }
     }
 
     /// Replicas that stay.
@@ -195,39 +181,32 @@ impl Draft<'_> {
         let Some(since) = begun.and_then(|c| age(&c.last_transition_time, self.o.now)) else {
             return Step::GoOn;
         };
-        if !self.is_attached() {
-            let Some(left) = left(START_PATIENCE, since) else {
-                let why = self.status.conditions.get_condition(READY).map(|c| format!(": {}", c.message));
-                let why = why.unwrap_or_default();
-                return Step::GiveUp(format!("the volume could not be attached to move its replicas{why}"));
-            };
-            self.look_again(left);
-            return Step::GoOn;
+        match self.course(since, "move its replicas") {
+            Course::GoesOn => Step::GoOn,
+            Course::Unattached(why) => Step::GiveUp(why),
+            Course::Still => self.eviction_stands_still(),
         }
-        let is_filling = self.replicas.keys().any(|name| self.mode(name) == Some(ReplicaMode::WriteOnly));
-        let is_placed = self.replicas.keys().any(|name| self.replica(name).is_none());
-        if is_filling || is_placed || !self.is_written() {
-            return Step::GoOn;
-        }
-        self.eviction_stands_still(since)
     }
 
-    /// Nothing is being filled under our ticket, `since` when the volume is attached, or is being attached.
-    fn eviction_stands_still(&mut self, since: Duration) -> Step {
+    /// Nothing is being filled under our ticket.
+    fn eviction_stands_still(&mut self) -> Step {
         let fill = u64::try_from(self.status.actual_size).unwrap_or_default();
-        let refusal = match self.place_now(fill) {
-            _ if self.has_successors() => None,
+        let why = match self.place_now(fill) {
+            _ if self.has_successors() => self.stuck(),
             Ok(None) if self.o.settings.rebuilds_at_once() > 0 => {
                 self.look_again(TURN);
                 return Step::GoOn;
             }
-            Ok(_) => None,
-            Err(refusal) => Some(refusal.to_string()),
+            Ok(_) => self.stuck(),
+            Err(refusal) => refusal.to_string(),
         };
-        if let Some(left) = left(IDLE, self.unmoved().min(since)) {
-            self.look_again(left);
-            return Step::GoOn;
-        }
-        Step::GiveUp(refusal.unwrap_or_else(|| self.stuck()))
+        Step::GiveUp(why)
     }
+}
+
+/// How long it is left alone after so many that came to nothing.
+fn pause(attempts: i64) -> Duration {
+    let doubled = u32::try_from(attempts.saturating_sub(1)).unwrap_or_default();
+    let factor = 1_u32.checked_shl(doubled).unwrap_or(u32::MAX);
+    PAUSE.0.saturating_mul(factor).min(PAUSE.1)
 }

@@ -17,13 +17,10 @@
 
 use std::time::Duration;
 
+use super::at_rest::{Course, GAVE_UP, Wait, left};
 use super::draft::Draft;
-use super::replicas::{ROOM, TURN};
-use super::{Action, FILLS_ON, READY, Wish};
-use crate::api::{
-    Conditions, DataLocality, InstanceState, Replica, ReplicaMode, ReplicaSpec, Robustness, TicketType,
-    Toggle, VolumeState,
-};
+use super::{Action, FILLS_ON, Wish};
+use crate::api::{Conditions, DataLocality, ReplicaSpec, Robustness, TicketType, Toggle};
 use crate::plan::attachment::DISABLE_FRONTEND;
 use crate::plan::{age, written};
 use crate::schedule::{Failed, Replenish, replenish};
@@ -35,18 +32,9 @@ pub const OFFLINE_REBUILDING: &str = "OfflineRebuilding";
 /// How long a volume rests before it is attached to be rebuilt: a pod that goes to another node leaves it for a moment only.
 const SETTLED: Duration = Duration::from_secs(15);
 
-/// How long attaching it may take. The same counts for a volume that is attached to move its replicas (`eviction`).
-pub(super) const START_PATIENCE: Duration = Duration::from_secs(300);
-
-/// How long nothing may move while it is attached: longer than a replica takes to start and the engine to take it.
-pub(super) const IDLE: Duration = Duration::from_secs(60);
-
 /// A rebuild that came to nothing is tried again after as long as the volume has been degraded, within these bounds: later and
 /// later.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(600), Duration::from_secs(3600));
-
-/// The reason in the condition of one that came to nothing.
-const GAVE_UP: &str = "GaveUp";
 
 /// What to do.
 enum Step {
@@ -58,8 +46,8 @@ enum Step {
     Stay,
     /// It came to nothing, and the ticket is still there, for all that is known here.
     Drop,
-    /// Not now: the reason, and a sentence.
-    Wait(&'static str, String),
+    /// Not now.
+    Wait(Wait),
     /// It is attached on this node, to fill a replica on that one.
     Begin(String, String),
     /// It is attached, or is being attached.
@@ -99,7 +87,7 @@ impl Draft<'_> {
                     self.tell(false, "OfflineRebuilt", message);
                 }
             }
-            Step::Wait(reason, message) => self.say_rebuild(false, reason, &message),
+            Step::Wait(Wait(reason, message)) => self.say_rebuild(false, reason, &message),
             Step::GiveUp(why) => {
                 self.say_rebuild(false, GAVE_UP, &why);
                 self.tell(true, "OfflineRebuildingFailed", why);
@@ -167,25 +155,11 @@ impl Draft<'_> {
             let lacks = self.holding().len() < self.wanted();
             return if lacks { Step::GoOn } else { Step::Leave };
         };
-        if !self.is_attached() {
-            let Some(left) = left(START_PATIENCE, since) else {
-                let why = self.status.conditions.get_condition(READY).map(|c| format!(": {}", c.message));
-                let why = why.unwrap_or_default();
-                return Step::GiveUp(format!("the volume could not be attached to be rebuilt{why}"));
-            };
-            self.look_again(left);
-            return Step::GoOn;
-        }
-        let is_filling = self.replicas.keys().any(|name| self.mode(name) == Some(ReplicaMode::WriteOnly));
-        let is_placed = self.replicas.keys().any(|name| self.replica(name).is_none());
-        match left(IDLE, self.unmoved().min(since)) {
-            _ if is_filling || is_placed || !self.is_written() => Step::GoOn,
-            Some(left) => {
-                self.look_again(left);
-                Step::GoOn
-            }
-            None if is_whole => Step::Done,
-            None => Step::GiveUp(self.stuck()),
+        match self.course(since, "be rebuilt") {
+            Course::GoesOn => Step::GoOn,
+            Course::Unattached(why) => Step::GiveUp(why),
+            Course::Still if is_whole => Step::Done,
+            Course::Still => Step::GiveUp(self.stuck()),
         }
     }
 
@@ -199,48 +173,9 @@ impl Draft<'_> {
         (is_cordoned(node) && others).then(|| node.clone())
     }
 
-    /// How many replicas hold everything, as the running engine says.
-    fn in_sync(&self) -> usize {
-        self.replicas.keys().filter(|name| self.mode(name) == Some(ReplicaMode::ReadWrite)).count()
-    }
-
-    /// True if what the running engine says of them is in their resources.
-    pub(super) fn is_written(&self) -> bool {
-        let is_noted = |r: &Replica| r.spec.failed_at.is_empty() && !r.spec.healthy_at.is_empty();
-        let in_sync = self.replicas.keys().filter(|name| self.mode(name) == Some(ReplicaMode::ReadWrite));
-        in_sync.into_iter().all(|name| self.replica(name).is_some_and(is_noted))
-    }
-
-    /// How long ago a replica was made, or became something else to the engine.
-    pub(super) fn unmoved(&self) -> Duration {
-        let made = self.o.replicas.iter().filter_map(|r| r.metadata.creation_timestamp.as_ref());
-        let made = made.map(|time| written(time.0));
-        let engine = self.o.engine.and_then(|e| e.status.as_ref());
-        let changed = engine.into_iter().flat_map(|s| s.replica_transition_time_map.values().cloned());
-        made.chain(changed).filter_map(|time| age(&time, self.o.now)).min().unwrap_or(Duration::MAX)
-    }
-
-    /// Why no replica is being filled.
-    pub(super) fn stuck(&self) -> String {
-        let reasons = self.o.engine.and_then(|e| e.status.as_ref()).map(|s| &s.replica_reasons);
-        let said = reasons.into_iter().flatten().filter(|(name, _)| self.replicas.contains_key(*name));
-        let said: Vec<String> = said.map(|(name, reason)| format!("{name}: {reason}")).collect();
-        let wanted = self.wanted();
-        if said.is_empty() {
-            return format!(
-                "{} of {wanted} replicas hold the data, and no other is being filled",
-                self.in_sync()
-            );
-        }
-        format!("{} of {wanted} replicas hold the data; {}", self.in_sync(), said.join("; "))
-    }
-
     /// Without our ticket.
     fn rebuild_begins(&mut self) -> Step {
-        let rests = self.o.volume.spec.node_id.is_empty()
-            && self.status.state == VolumeState::Detached
-            && matches!(self.engine_state(), InstanceState::Stopped | InstanceState::Unknown);
-        if !rests || self.o.attachment.is_none() {
+        if !self.rests() {
             return Step::Stay;
         }
         let holding = self.holding();
@@ -258,9 +193,12 @@ impl Draft<'_> {
         }
         let Some(source) = source else {
             let why = "no node that answers has a replica that holds the data";
-            return Step::Wait("NoSource", why.to_owned());
+            return Step::Wait(Wait("NoSource", why.to_owned()));
         };
-        self.choose_rebuild(source)
+        match self.choose_rebuild() {
+            Ok(fills) => Step::Begin(source, fills),
+            Err(wait) => Step::Wait(wait),
+        }
     }
 
     /// Replicas that hold everything and whose nodes answer.
@@ -273,9 +211,9 @@ impl Draft<'_> {
     fn keeps_resting(&mut self) -> Option<Step> {
         if self.status.expansion_required {
             let why = "the volume grows when it is attached next, and is rebuilt then".to_owned();
-            return Some(Step::Wait("Expanding", why));
+            return Some(Step::Wait(Wait("Expanding", why)));
         }
-        let settling = || Step::Wait("Settling", "the volume may be wanted again at once".to_owned());
+        let settling = || Step::Wait(Wait("Settling", "the volume may be wanted again at once".to_owned()));
         let known = self.status.conditions.get_condition(OFFLINE_REBUILDING).filter(|c| !c.is_true());
         let Some(known) = known else {
             self.look_again(SETTLED);
@@ -290,20 +228,17 @@ impl Draft<'_> {
         Some(if gave_up { Step::Stay } else { settling() })
     }
 
-    /// Which replica to fill, as it would be done if the volume were attached.
-    fn choose_rebuild(&mut self, source: String) -> Step {
-        if self.o.settings.rebuilds_at_once() == 0 {
-            let why = "concurrent-replica-rebuild-per-node-limit is 0".to_owned();
-            return Step::Wait("NotAllowed", why);
-        }
+    /// The node on which a replica is to be filled.
+    fn choose_rebuild(&mut self) -> Result<String, Wait> {
+        self.may_fill()?;
         let lacking = || {
             let left = self.replicas.iter().filter(|(_, spec)| !spec.eviction_requested);
             left.filter(|(name, spec)| !self.holds(name, spec) || !self.is_near(spec))
         };
-        let mut back = lacking().filter(|(name, spec)| self.can_run(name, spec)).peekable();
-        if back.peek().is_some() {
-            let calm = back.map(|(_, spec)| spec.node_id.clone()).find(|node| !self.is_crowded(node));
-            return calm.map_or_else(|| self.wait_for_turn(), |fills| Step::Begin(source, fills));
+        let back = lacking().filter(|(name, spec)| self.can_run(name, spec));
+        let back: Vec<String> = back.map(|(_, spec)| spec.node_id.clone()).collect();
+        if !back.is_empty() {
+            return self.fill_back(&back);
         }
         let failed: Vec<Failed<'_>> = lacking()
             .map(|(name, spec)| Failed { name, since: self.away_for(spec), usable: false })
@@ -318,24 +253,9 @@ impl Draft<'_> {
                 names.join(", ")
             );
             self.look_again(left);
-            return Step::Wait("MayComeBack", why);
+            return Err(Wait("MayComeBack", why));
         }
-        let fill = u64::try_from(self.status.actual_size).unwrap_or_default();
-        match self.place_now(fill) {
-            Ok(Some(at)) => Step::Begin(source, at.node),
-            Ok(None) => self.wait_for_turn(),
-            Err(refusal) => {
-                self.look_again(ROOM);
-                Step::Wait("NoPlace", refusal.to_string())
-            }
-        }
-    }
-
-    fn wait_for_turn(&mut self) -> Step {
-        self.look_again(TURN);
-        let why = "as many replicas are being filled on the nodes as may be at once \
-                   (concurrent-replica-rebuild-per-node-limit)";
-        Step::Wait("Turn", why.to_owned())
+        self.fill_new()
     }
 
     /// True for a replica that holds everything, of a volume that is in nobody's use.
@@ -343,16 +263,6 @@ impl Draft<'_> {
         // Without epochs (quorum `unsafe`) one that was never filled has failed no more than the others.
         let was_filled = self.status.epoch.is_some() || !spec.healthy_at.is_empty();
         was_filled && self.is_in_sync(name, spec)
-    }
-
-    /// True for a replica whose node answers.
-    fn is_near(&self, spec: &ReplicaSpec) -> bool {
-        self.o.nodes_up.contains(&spec.node_id)
-    }
-
-    /// True for a replica that an engine may find there, and fill.
-    pub(super) fn can_run(&self, name: &str, spec: &ReplicaSpec) -> bool {
-        self.is_near(spec) && self.replica_state(name) != InstanceState::Error
     }
 
     fn is_open(&self, node: &str) -> bool {
@@ -387,9 +297,4 @@ impl Draft<'_> {
             spec.last_failed_at.clone_from(&spec.failed_at);
         }
     }
-}
-
-/// What is left of it; `None`: nothing.
-pub(super) fn left(of: Duration, passed: Duration) -> Option<Duration> {
-    of.checked_sub(passed).filter(|left| *left > Duration::ZERO)
 }

@@ -160,6 +160,42 @@ fn a_move_that_was_interrupted_goes_on_where_it_was_begun() {
     assert_eq!((soon.0.nodes(), condition(&soon)), (vec!["n2", "n3", "n4"], None));
 }
 
+/// A disk that takes no replica would have an engine start for it for ever.
+#[test]
+fn a_volume_whose_successor_is_never_filled_is_attached_later_and_later() {
+    let mut resting = without_a_place();
+    open(&mut resting, "n4");
+    resting.0.rebuilds_end = false;
+    empty(&mut resting, "n1");
+    is_attached_for_it(&resting);
+    let (starts, mut tried) = (resting.0.starts, Vec::new());
+    for minute in 0..24 * 60 {
+        let there = resting.0.replicas.iter().filter(|(_, r)| r.spec.node_id == "n4");
+        resting.0.cut_off = there.map(|(name, _)| name.clone()).collect();
+        resting.pass(60);
+        tried.resize(resting.0.starts - starts, minute);
+    }
+    let pauses: Vec<i32> = tried.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(pauses.iter().zip(&pauses[1..]).all(|(one, next)| next >= one), "{pauses:?}");
+    assert!((7..=12).contains(&tried.len()) && pauses.iter().all(|pause| *pause <= 245), "{tried:?}");
+    let status = resting.0.status();
+    let condition = status.conditions.get_condition(EVICTION).unwrap();
+    assert_eq!(condition.reason, "GaveUp");
+    let attempt = format!("(attempt {}; the next one is at 2023-11-15T", tried.len() + 1);
+    assert!(condition.message.contains(&attempt), "{}", condition.message);
+
+    // Who asks for it anew has it tried at once.
+    resting.0.cluster.nodes.get_mut("n1").unwrap().emptying = Emptying::No;
+    resting.settle();
+    assert_eq!((self::condition(&resting), resting.0.status().eviction_attempts), (None, 0));
+    empty(&mut resting, "n1");
+    is_attached_for_it(&resting);
+    resting.0.cut_off.clear();
+    resting.0.rebuilds_end = true;
+    resting.pass(60);
+    assert_eq!((resting.0.nodes(), self::condition(&resting)), (vec!["n2", "n3", "n4"], None));
+}
+
 #[test]
 fn one_that_cannot_be_attached_is_let_go_and_tried_again_later() {
     let mut resting = without_a_place();
