@@ -4,6 +4,7 @@
 //! The copy is the replica process' own work, done before it serves for the first time: it runs while the volume is
 //! `creating`, and ends when it answers. A source without a snapshot is given one for that time.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::draft::Draft;
@@ -15,7 +16,7 @@ use crate::plan::age;
 use crate::plan::replica::holds_everything;
 use crate::plan::served::tells_epochs;
 use crate::plan::snapshot::FOR_CLONE;
-use crate::schedule::{Locality, place};
+use crate::schedule::{Locality, Want, place};
 
 /// What `status.cloneStatus.state` says while it is copied; Longhorn's word.
 const INITIATED: &str = "initiated";
@@ -234,24 +235,29 @@ impl Draft<'_> {
             return Some(("SourceAway", format!("no replica of volume {} can be read", source.volume)));
         }
         let fill = volume.status.as_ref().and_then(|s| u64::try_from(s.actual_size).ok()).unwrap_or_default();
-        let mut refusal = String::new();
-        for holder in holders {
-            let want = crate::schedule::Want {
-                locality: Locality::Only(holder.spec.node_id.clone()),
-                ..self.want(fill)
-            };
-            match place(self.o.cluster, &want, &[]) {
-                Ok(at) => {
-                    let directory =
-                        format!("{}/replicas/{}", holder.spec.disk_path, holder.spec.data_directory_name);
-                    let origin = CloneOrigin { directory, snapshot: name };
-                    self.add_copy(&at, origin);
-                    return Some(("Copying", format!("it is copied on node {}", at.node)));
-                }
-                Err(why) => refusal = why.to_string(),
+        for holder in &holders {
+            let want = Want { locality: Locality::Only(holder.spec.node_id.clone()), ..self.want(fill) };
+            if let Ok(at) = place(self.o.cluster, &want, &[]) {
+                let directory =
+                    format!("{}/replicas/{}", holder.spec.disk_path, holder.spec.data_directory_name);
+                self.add_copy(&at, CloneOrigin { directory, snapshot: name });
+                return Some(("Copying", format!("it is copied on node {}", at.node)));
             }
         }
-        Some(("NoRoom", format!("a clone begins on a node of its source: {refusal}")))
+        Some(("NoRoom", self.no_room_beside(&holders, fill)))
+    }
+
+    /// Why none of the nodes takes a replica that have one to copy from. What the others have against it does not matter.
+    fn no_room_beside(&self, holders: &[&Replica], fill: u64) -> String {
+        let nodes: BTreeSet<&str> = holders.iter().map(|holder| holder.spec.node_id.as_str()).collect();
+        let mut beside = self.o.cluster.clone();
+        beside.nodes.retain(|node, _| nodes.contains(node.as_str()));
+        let want = Want { locality: Locality::Anywhere, ..self.want(fill) };
+        let why = place(&beside, &want, &[]).err().map(|why| why.to_string()).unwrap_or_default();
+        let nodes = nodes.into_iter().collect::<Vec<_>>().join(", ");
+        format!(
+            "a clone begins on a node where its source has a replica that counts, and only there ({nodes}): {why}"
+        )
     }
 
     /// True for a node that is silent for no longer than a failed replica is waited for.
@@ -316,7 +322,7 @@ impl Draft<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{BTreeMap, BTreeSet};
+    use std::collections::BTreeMap;
 
     use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
@@ -338,6 +344,8 @@ mod tests {
         holders: Vec<Replica>,
         replicas: Vec<Replica>,
         up: BTreeSet<String>,
+        /// Nodes whose disks are full.
+        full: BTreeSet<String>,
         /// For how many seconds nodes that are not up do not answer.
         silent_for: i64,
     }
@@ -370,6 +378,7 @@ mod tests {
                 holders: vec![holder(1), holder(2)],
                 replicas: Vec::new(),
                 up: ["n1", "n2", "n3"].map(str::to_owned).into(),
+                full: BTreeSet::new(),
                 silent_for: 0,
             }
         }
@@ -385,9 +394,10 @@ mod tests {
         fn look(&mut self) -> Vec<Action> {
             let mut cluster = Cluster::default();
             for n in 1..=3 {
-                let disk = Disk { schedulable: true, maximum: 1000, available: 1000, ..Disk::default() };
-                let disks = [(format!("d{n}"), disk)].into();
                 let (name, now) = (format!("n{n}"), Timestamp::from_second(1_700_000_000).unwrap());
+                let available = if self.full.contains(&name) { 0 } else { 1000 };
+                let disk = Disk { schedulable: true, maximum: 1000, available, ..Disk::default() };
+                let disks = [(format!("d{n}"), disk)].into();
                 let silent = !self.up.contains(&name);
                 let since = now - SignedDuration::from_secs(self.silent_for);
                 let silent_since = silent.then_some(since);
@@ -488,6 +498,25 @@ mod tests {
         assert!(!spec.healthy_at.is_empty(), "empty replicas must not count as good as this one");
         world.look();
         assert_eq!(world.replicas.len(), 1, "the others are filled once it is attached");
+    }
+
+    #[test]
+    fn a_clone_that_has_no_room_beside_its_source_says_where_it_needs_it() {
+        let mut world = World::new("snap://src/s");
+        world.snapshot("s", true);
+        world.full.insert("n2".into());
+        world.look();
+        assert_eq!((world.waits().as_str(), world.replicas.len()), ("NoRoom", 0));
+        let status = world.clone.status.clone().unwrap();
+        let said = &status.conditions.get_condition(CLONING).unwrap().message;
+        // That other nodes have room helps nobody, and that it is not there is no fault of theirs.
+        assert!(
+            said.contains("(n2): no disk can take a replica: 1 disk with too little free space"),
+            "{said}"
+        );
+        world.full.clear();
+        world.look();
+        assert_eq!((world.waits().as_str(), world.replicas[0].spec.node_id.as_str()), ("Copying", "n2"));
     }
 
     #[test]
