@@ -252,7 +252,8 @@ impl Directory {
     /// The same for a release: that the directory was closed cleanly stays noted until its end, or until somebody else writes.
     pub(super) fn begin_release(&mut self) -> io::Result<()> {
         if self.clean {
-            self.records().store(&self.fs, &Releasing { volume: self.identity.volume })?;
+            let record = Releasing::of(self.identity.volume, self.fence.as_ref());
+            self.records().store(&self.fs, &record)?;
         }
         self.take_close_back()
     }

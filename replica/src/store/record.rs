@@ -217,6 +217,17 @@ impl ClosedFile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Releasing {
     pub(super) volume: Id,
+    /// The highest generation accepted by then. With another one an engine has had it since, by a program that knows nothing of this
+    /// record and has left it there. Such records of older programs as do not have it say nothing.
+    #[serde(default)]
+    pub(super) generation: Option<Generation>,
+}
+
+impl Releasing {
+    /// That of a directory with this fence.
+    pub(super) fn of(volume: Id, fence: Option<&Fence>) -> Self {
+        Self { volume, generation: Some(fence.map(|fence| fence.generation).unwrap_or_default()) }
+    }
 }
 
 /// The directory is being created.

@@ -243,7 +243,8 @@ impl Release {
 
 /// A release of it was begun and broken off, and nobody has written since: it is as a clean close has left it.
 pub(super) fn was_begun(records: &Records<'_>, volume: Id) -> Result<bool, OpenError> {
-    Ok(records.load::<Releasing>()?.is_some_and(|record| record.volume == volume))
+    let Some(record) = records.load::<Releasing>()? else { return Ok(false) };
+    Ok(record == Releasing::of(volume, records.load::<Fence>()?.as_ref()))
 }
 
 /// The layer's blocks that are zero by a mark.

@@ -1104,6 +1104,25 @@ fn a_release_that_was_broken_off_is_one_of_a_directory_that_was_closed_cleanly()
     );
 }
 
+/// The program was exchanged for one that does not know what a release that was broken off has noted, and for a newer one again.
+#[test]
+fn what_a_release_has_noted_does_not_count_once_an_engine_has_had_the_directory() {
+    let place = temporary();
+    let path = place.path().join("replica");
+    layered(&path, "two");
+    Volume::open(&path).unwrap().close();
+    Volume::open(&path).unwrap().directory.begin_release().unwrap();
+    let noted = path.join("engine/releasing");
+    let note = fs::read(&noted).unwrap();
+    assert!(survey(&path).unwrap().clean);
+    let mut volume = Volume::open(&path).unwrap();
+    volume.directory.store_fence(Generation::from(7), Instance(7)).unwrap();
+    volume.write(extent(8, 1), 9);
+    drop(volume);
+    fs::write(&noted, note).unwrap();
+    assert!(!survey(&path).unwrap().clean, "it was written, and not closed");
+}
+
 /// A directory that says that it was closed cleanly has nothing to lose with the power, of no layer.
 #[test]
 fn a_clean_close_has_synced_every_layer() {
