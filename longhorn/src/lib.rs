@@ -19,3 +19,4 @@ mod search_path;
 mod sentence;
 mod signals;
 mod tell;
+mod waiting;

@@ -13,11 +13,6 @@ use serde_json::Value;
 const LONGHORN: &str = env!("CARGO_BIN_EXE_longhorn");
 
 impl Host {
-    fn up(&self, more: &[&str]) {
-        let usual = ["up", &self.volume, "--size", "16MiB", "--frontend", "none"];
-        self.ok(&[&usual, more].concat());
-    }
-
     /// Directories of the volume's replicas.
     fn directories(&self) -> Vec<PathBuf> {
         let replicas = self.status()["replicas"].as_array().unwrap().clone();
@@ -62,7 +57,7 @@ impl Drop for Ended {
 #[test]
 fn a_replica_whose_directory_is_in_use_says_for_whom_it_waits() {
     let Some(host) = Host::new("inuse") else { return };
-    host.up(&["--replicas", "1"]);
+    host.up("none", &["--replicas", "1"]);
     let holder = host.status()["replicas"][0]["pid"].as_u64().unwrap();
     let mut second = Ended(replica(&host, &host.directories()[0]).spawn().unwrap());
     let lines = BufReader::new(second.0.stderr.take().unwrap()).lines().map(Result::unwrap);
@@ -76,7 +71,7 @@ fn a_replica_whose_directory_is_in_use_says_for_whom_it_waits() {
 #[test]
 fn a_volume_whose_key_is_another_one_says_so_while_it_waits() {
     let Some(host) = Host::new("key") else { return };
-    host.up(&["--replicas", "1"]);
+    host.up("none", &["--replicas", "1"]);
     fs::write(host.path(&format!("volumes/{}/key", host.volume)), [7; 32]).unwrap();
     host::kill_9(host::pid(&host.status()["engine_pid"]));
     let mut up = Ended(
@@ -85,6 +80,9 @@ fn a_volume_whose_key_is_another_one_says_so_while_it_waits() {
     let mut lines = BufReader::new(up.0.stderr.take().unwrap()).lines().map(Result::unwrap);
     let told = lines.find(|line| line.contains("the key is not this volume's") || line.starts_with("error"));
     assert!(told.as_ref().is_some_and(|line| line.starts_with("waiting: ")), "{told:?}");
+    // Whoever has no `up` that waits, as of an engine that was started by hand.
+    let remark = host.status()["remark"].clone();
+    assert!(remark.as_str().is_some_and(|text| text.contains("give both sides the key file")), "{remark}");
 }
 
 #[test]
@@ -103,7 +101,7 @@ fn a_replica_without_a_directory_says_what_makes_one() {
 #[test]
 fn a_volume_that_did_not_come_up_is_salvaged_at_once() {
     let Some(host) = Host::new("failed") else { return };
-    host.up(&["--replicas", "2"]);
+    host.up("none", &["--replicas", "2"]);
     host.ok(&["down", &host.volume]);
     let metas: Vec<PathBuf> = host.directories().iter().map(|d| d.join("volume.meta")).collect();
     let sound: Vec<Vec<u8>> = metas.iter().map(|meta| fs::read(meta).unwrap()).collect();
@@ -119,7 +117,7 @@ fn a_volume_that_did_not_come_up_is_salvaged_at_once() {
 #[test]
 fn nobody_is_told_to_rebuild_the_only_replica() {
     let Some(host) = Host::new("only") else { return };
-    host.up(&["--replicas", "1"]);
+    host.up("none", &["--replicas", "1"]);
     host.ok(&["snapshot", "create", &host.volume, "s1"]);
     host.ok(&["down", &host.volume]);
     let directory = host.directories().remove(0);
@@ -137,7 +135,7 @@ fn nobody_is_told_to_rebuild_the_only_replica() {
 #[test]
 fn a_revert_says_which_snapshots_still_have_what_it_took_back() {
     let Some(host) = Host::new("revert") else { return };
-    host.up(&["--replicas", "1"]);
+    host.up("none", &["--replicas", "1"]);
     let take = |name: &str| host.ok(&["snapshot", "create", &host.volume, name]);
     let revert = |name: &str| said(&host.run(&["snapshot", "revert", &host.volume, name]));
     take("s1");
@@ -155,7 +153,7 @@ fn a_revert_says_which_snapshots_still_have_what_it_took_back() {
 #[test]
 fn a_replica_that_is_given_by_its_place_is_named() {
     let Some(host) = Host::new("place") else { return };
-    host.up(&["--replicas", "2"]);
+    host.up("none", &["--replicas", "2"]);
     let (name, directory) = (host.name_of_first(), host.directories().remove(0));
     let address = host.status()["replicas"][0]["address"].as_str().unwrap().to_owned();
     for given in [directory.to_str().unwrap(), &address] {
@@ -173,7 +171,7 @@ fn a_replica_that_is_given_by_its_place_is_named() {
 #[test]
 fn a_file_called_qcow2_is_one() {
     let Some(host) = Host::new("suffix") else { return };
-    host.up(&["--replicas", "1"]);
+    host.up("none", &["--replicas", "1"]);
     host.ok(&["snapshot", "create", &host.volume, "s1"]);
     let is_qcow2 = |file: &str, more: &[&str]| {
         let path = host.path(file);
@@ -189,7 +187,7 @@ fn a_file_called_qcow2_is_one() {
 #[test]
 fn each_column_of_what_becomes_of_all_volumes_has_a_name() {
     let Some(host) = Host::new("all") else { return };
-    host.up(&["--replicas", "1"]);
+    host.up("none", &["--replicas", "1"]);
     let printed = host.ok(&["up", "--all"]);
     let head: Vec<&str> = printed.lines().next().unwrap().split_whitespace().collect();
     assert_eq!(head, ["VOLUME", "STATE", "ENDPOINT"], "{printed}");
@@ -202,10 +200,10 @@ fn each_column_of_what_becomes_of_all_volumes_has_a_name() {
 #[test]
 fn a_volume_that_is_stopped_before_all_are_in_sync_says_what_becomes_of_them() {
     let Some(host) = Host::new("behind") else { return };
-    host.up(&["--replicas", "2"]);
+    host.up("none", &["--replicas", "2"]);
     let quiet = said(&host.run(&["down", &host.volume]));
     assert!(!quiet.contains("in sync"), "{quiet}");
-    host.up(&[]);
+    host.up("none", &[]);
     let (name, directory) = (host.name_of_first(), host.directories().remove(0));
     fs::rename(&directory, host.path("aside")).unwrap();
     fs::write(&directory, "in its way").unwrap();
@@ -219,7 +217,7 @@ fn a_volume_that_is_stopped_before_all_are_in_sync_says_what_becomes_of_them() {
 #[test]
 fn no_file_of_a_root_is_replaced_by_an_export() {
     let Some(host) = Host::new("exported") else { return };
-    host.up(&["--replicas", "1"]);
+    host.up("none", &["--replicas", "1"]);
     host.ok(&["snapshot", "create", &host.volume, "s1"]);
     let volume = host.volume.as_str();
     let link = host.path("link");
@@ -288,7 +286,7 @@ fn an_engine_says_how_the_directory_of_its_authority_is_made() {
 #[test]
 fn what_was_never_started_is_started_and_not_salvaged() {
     let Some(host) = Host::new("never") else { return };
-    host.up(&["--replicas", "2"]);
+    host.up("none", &["--replicas", "2"]);
     host.ok(&["down", &host.volume]);
     let new = format!("{}-new", host.volume);
     host.ok(&["clone", &host.volume, &new]);

@@ -5,7 +5,6 @@ use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
-use control::engine::EngineStatus;
 use control::host::{LiveDirs, Root, VolumeRecord, engine_name};
 use control::manager::ProcessRecord;
 use tonic::transport::Channel;
@@ -17,6 +16,7 @@ use super::stop::stop;
 use super::{Context, device, interrupt, lock};
 use crate::arguments::Frontend;
 use crate::progress::Progress;
+use crate::waiting::tell_waits;
 
 /// In which an engine answers that waits for nothing.
 const SOON: Duration = Duration::from_secs(3);
@@ -88,24 +88,10 @@ pub(super) async fn answer<T>(
         return answer;
     }
     progress.say(&format!("the engine has not answered yet: see `longhornctl status {volume}`"));
+    let look = async || Some(ask_engine(root, volume).await?.volume.waiting_for);
     tokio::select! {
         answer = watched(root, asked) => answer,
-        never = tell_waits(root, volume, progress) => match never {},
-    }
-}
-
-/// Says what the volume's engine waits for, whenever that is another thing than before.
-async fn tell_waits(root: &Root, volume: &str, progress: &mut Progress) -> Infallible {
-    let mut told = String::new();
-    loop {
-        if let Some(engine) = ask_engine(root, volume).await {
-            let waits = engine.volume.waiting_for;
-            if !waits.is_empty() && waits != told && !waits.starts_with(EngineStatus::HIDDEN) {
-                progress.say(&format!("waiting: {waits}"));
-            }
-            told = waits;
-        }
-        tokio::time::sleep(SOON).await;
+        never = tell_waits(SOON, look, |what| progress.say(what)) => match never {},
     }
 }
 

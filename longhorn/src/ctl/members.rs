@@ -406,7 +406,96 @@ async fn told(context: &Context, record: &VolumeRecord, name: &str, sentence: &s
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use control::chain::Layer;
+    use control::cloning::{CloneProgress, CloneSource};
+    use control::engine::{
+        Answer, EngineControl, EngineError, EngineStatus, Operation, PurgeProgress, ScrubProgress,
+        SnapshotRequest,
+    };
+    use control::host::engine_name;
+    use control::proto::ptypes;
+
     use super::*;
+
+    /// An engine that is not open before it was asked so often, and that then has the replica, or does not.
+    struct Opening {
+        refusals: u32,
+        has_it: bool,
+        asked: AtomicU32,
+    }
+
+    impl EngineControl for Opening {
+        fn operate(&self, operation: Operation) -> Answer<()> {
+            assert!(matches!(&operation, Operation::RemoveReplica { name } if name == "demo-r-1"));
+            let answer = match self.asked.fetch_add(1, Ordering::Relaxed) {
+                n if n < self.refusals => Err(EngineError::NotNow("the volume is not open yet".to_owned())),
+                _ if self.has_it => Ok(()),
+                _ => Err(EngineError::NotFound("there is no such replica".to_owned())),
+            };
+            Box::pin(std::future::ready(answer))
+        }
+
+        fn status(&self) -> EngineStatus {
+            EngineStatus { volume: "demo".to_owned(), ..EngineStatus::default() }
+        }
+
+        fn snapshot(&self, _: SnapshotRequest) -> Answer<()> {
+            unreachable!()
+        }
+
+        fn chain(&self) -> Answer<Vec<Layer>> {
+            unreachable!()
+        }
+
+        fn purges(&self) -> Vec<PurgeProgress> {
+            unreachable!()
+        }
+
+        fn scrub(&self) -> Option<ScrubProgress> {
+            unreachable!()
+        }
+
+        fn fill_from(&self, _: CloneSource) -> Answer<()> {
+            unreachable!()
+        }
+
+        fn cloning(&self) -> Option<CloneProgress> {
+            unreachable!()
+        }
+
+        fn shutdown(&self) -> Answer<()> {
+            unreachable!()
+        }
+
+        fn activity(&self) -> ptypes::Activity {
+            unreachable!()
+        }
+    }
+
+    /// It was started while the record still had the replica.
+    #[tokio::test]
+    async fn an_engine_that_is_not_open_yet_is_told_again_to_let_a_replica_go() {
+        for (refusals, has_it) in [(0, true), (2, true), (2, false)] {
+            let dir = tempfile::tempdir().unwrap();
+            let root = Root::at(dir.path()).unwrap();
+            root.create().unwrap();
+            let engine = Arc::new(Opening { refusals, has_it, asked: AtomicU32::new(0) });
+            let (socket, served) = (root.control_socket(&engine_name("demo")), Arc::clone(&engine));
+            let server =
+                tokio::spawn(async move { control::engine::serve(&socket, "demo-e-0", served).await });
+            while connect(&root, "demo").await.is_err() {
+                assert!(!server.is_finished());
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            forget(&root, "demo", "demo-r-1").await;
+            let asked = engine.asked.load(Ordering::Relaxed);
+            assert_eq!(asked, refusals + 1, "{refusals} times not open, {has_it}");
+            server.abort();
+        }
+    }
 
     #[test]
     fn a_new_replica_takes_no_place_that_is_taken() {

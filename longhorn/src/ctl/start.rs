@@ -14,7 +14,7 @@ use lh_block::{Address, Generation};
 use replica::store::OpenError;
 
 use super::manager::Manager;
-use super::observe::{EngineView, VolumeView, ask_engine, connect_engine, observe};
+use super::observe::{VolumeView, ask_engine, connect_engine, observe};
 use super::only_replica::advice;
 use super::{adopt, lock};
 use crate::arguments::{Checksum, Frontend, Quorum};
@@ -120,7 +120,7 @@ fn engine_args(root: &Root, record: &VolumeRecord, generation: Generation) -> Re
     let replicas = record.replicas.iter().map(|r| (r.name.clone(), root.data_socket(&r.name).into()));
     Ok(ControllerArgs {
         volume: record.name.clone(),
-        listen: Address::Unix(root.control_socket(&name)),
+        listen: Some(root.control_socket(&name).into()),
         tls_dir: None,
         engine_instance_name: Some(name),
         replicas: replicas.collect(),
@@ -281,7 +281,7 @@ pub(super) async fn wait_until_usable(
                 }
                 is_faulted = view.robustness == "faulted";
             }
-            remark = waited_for(&answer);
+            remark = answer.volume.waiting_for;
             if remark.is_empty() && is_faulted {
                 "no replica can serve it".clone_into(&mut remark);
             }
@@ -319,20 +319,6 @@ pub(super) async fn wait_until_usable(
             );
         }
         tokio::time::sleep(LOOK).await;
-    }
-}
-
-/// What the engine waits for, and why those that it names do not come though they are there: a wrong key is what nobody looks for.
-fn waited_for(engine: &EngineView) -> String {
-    let remark = &engine.volume.waiting_for;
-    let why = |replica: &ptypes::ControllerReplica| {
-        let name = &replica.address.as_ref()?.instance_name;
-        let is_named = !name.is_empty() && remark.contains(name.as_str());
-        (is_named && !replica.reason.is_empty()).then(|| format!("{name}: {}", replica.reason))
-    };
-    match engine.replicas.iter().filter_map(why).collect::<Vec<_>>().join("; ") {
-        reasons if reasons.is_empty() => remark.clone(),
-        reasons => format!("{remark} ({reasons})"),
     }
 }
 

@@ -20,7 +20,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use control::host::{Root, VolumeRecord};
+use control::host::{Root, VolumeRecord, engine_name};
 use datapath::message::QUEUES_MAX;
 use lh_block::Address;
 
@@ -100,9 +100,10 @@ pub struct ControllerArgs {
     /// The volume's key, 32 bytes [default: that below the root]
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
-    /// Where to listen for control (gRPC): unix:PATH, or on TCP ADDRESS:PORT, with --tls-dir or --insecure
+    /// Where to listen for control (gRPC): unix:PATH, or on TCP ADDRESS:PORT, with --tls-dir or --insecure [default: its socket
+    /// below the root]
     #[arg(long, value_parser = control_address, value_name = "ADDRESS")]
-    pub listen: Address,
+    pub listen: Option<Address>,
     /// On TCP obey whoever has a certificate of ca.crt; tls.crt and tls.key are the own ones [default: /tls-files, if there]
     #[arg(long, value_name = "DIR")]
     pub tls_dir: Option<PathBuf>,
@@ -132,7 +133,9 @@ impl ControllerArgs {
     /// With what Longhorn's command line says before the word `controller`.
     pub(super) fn of(mut self, target: &Target) -> Self {
         self.as_longhorn.heed();
-        front::check("controller", &self.listen, self.tls_dir.as_deref(), self.insecure);
+        if let Some(listen) = &self.listen {
+            front::check("controller", listen, self.tls_dir.as_deref(), self.insecure);
+        }
         if !target.volume.is_empty() && target.volume != self.volume {
             let text = format!("--volume-name {} and the volume {} are not one", target.volume, self.volume);
             wrong("controller", &text);
@@ -159,6 +162,11 @@ impl ControllerArgs {
         if *self.authority.get_or_insert_with(|| own.clone()) == own {
             self.size.get_or_insert(record.size);
         }
+    }
+
+    /// The engine's name: that of its process, and of its socket.
+    fn name(&self) -> String {
+        self.engine_instance_name.clone().unwrap_or_else(|| engine_name(&self.volume))
     }
 
     /// Queues of the frontend. Engine, replicas and whoever uses the volume share the processors: a second queue pays where there
@@ -214,7 +222,9 @@ impl ControllerArgs {
         if let Some(file) = &self.key_file {
             option("key-file", file.display().to_string());
         }
-        option("listen", self.listen.to_string());
+        if let Some(address) = &self.listen {
+            option("listen", address.to_string());
+        }
         if let Some(directory) = &self.tls_dir {
             option("tls-dir", directory.display().to_string());
         }
@@ -275,6 +285,7 @@ mod tests {
     use std::path::Path;
 
     use clap::Parser;
+    use control::front::Front;
     use lh_block::Generation;
     use lh_cluster::agent::{EngineStart, Reach, engine_command};
     use lh_cluster::api::{EngineSpec, Int64Text};
@@ -316,7 +327,7 @@ mod tests {
             generation: Some(3 << 32),
             authority: Some("/r/volumes/demo".into()),
             key_file: Some("/r/volumes/demo/key".into()),
-            listen: Address::Tcp("127.0.0.1:9501".parse().unwrap()),
+            listen: Some(Address::Tcp("127.0.0.1:9501".parse().unwrap())),
             tls_dir: Some("/tls".into()),
             queues: 2,
             ublk_queue_depth: Some(16),
@@ -384,6 +395,27 @@ mod tests {
         let host = ControllerArgs { authority: Some(directory), ..composed() };
         assert_eq!(kept(&host), expected);
         assert_eq!(kept(&ControllerArgs { authority: None, ..composed() }), None);
+    }
+
+    /// As somebody types it who wants to see the volume that `up` has made here.
+    #[test]
+    fn an_engine_that_is_told_no_place_listens_where_longhornctl_looks() {
+        let place = tempfile::tempdir().unwrap();
+        let root = Root::at(place.path()).unwrap();
+        root.create().unwrap();
+        let at = |line: &str| {
+            let line = format!("longhorn controller --root {} {line}", place.path().display());
+            let parsed = Program::try_parse_from(line.split_whitespace()).unwrap();
+            let Command::Controller(args) = parsed.command else { panic!("it is no engine's") };
+            match serve::fronts(&args, &args.name(), &root).unwrap().as_slice() {
+                [Front::Unix(socket)] => socket.clone(),
+                other => panic!("{line}: {other:?}"),
+            }
+        };
+        assert_eq!(at("demo"), root.control_socket("demo-e-0"));
+        assert_eq!(at("--engine-instance-name own demo"), root.control_socket("own"));
+        let named = place.path().join("s");
+        assert_eq!(at(&format!("--listen unix:{} demo", named.display())), named);
     }
 
     /// An engine that panics is started again for ever.

@@ -13,7 +13,6 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use control::engine::EngineStatus;
 use control::host::control_socket_beside;
 use control::proto::ptypes;
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
@@ -26,6 +25,7 @@ use super::as_longhorn::wrong;
 use crate::arguments::unix_address;
 use crate::sentence::sentence;
 use crate::tell::tell;
+use crate::waiting::tell_waits;
 use words::FrontendCommand;
 pub(super) use words::{EngineCommand, Target};
 
@@ -78,7 +78,7 @@ pub(super) fn run(target: &Target, command: EngineCommand) -> Result<()> {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let done = runtime.block_on(async {
                 let line = Line::connect(target).await?;
-                let waits = tell_waits(line.engine.clone());
+                let waits = tell_late_waits(line.engine.clone());
                 tokio::select! { done = line.carry_out(command) => done, never = waits => match never {} }
             });
             done.map_err(|e| {
@@ -88,19 +88,11 @@ pub(super) fn run(target: &Target, command: EngineCommand) -> Result<()> {
     }
 }
 
-/// What a command that takes long waits for, on standard error: one that is given while replicas are away waits for them.
-async fn tell_waits(mut engine: Engine) -> Infallible {
-    let mut told = String::new();
-    loop {
-        tokio::time::sleep(SILENCE).await;
-        let Ok(answer) = engine.volume_get(()).await else { continue };
-        let waits = answer.into_inner().waiting_for;
-        let is_news = !waits.is_empty() && waits != told && !waits.starts_with(EngineStatus::HIDDEN);
-        if is_news {
-            tell!("waiting: {waits}");
-        }
-        told = waits;
-    }
+/// What a command that takes long waits for, on standard error.
+async fn tell_late_waits(mut engine: Engine) -> Infallible {
+    tokio::time::sleep(SILENCE).await;
+    let look = async || Some(engine.volume_get(()).await.ok()?.into_inner().waiting_for);
+    tell_waits(SILENCE, look, |what| tell!("{what}")).await
 }
 
 struct Line {

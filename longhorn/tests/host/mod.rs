@@ -54,6 +54,12 @@ impl Host {
         String::from_utf8(done.stdout).unwrap()
     }
 
+    /// Makes the volume, of 16 MiB.
+    pub(crate) fn up(&self, frontend: &str, more: &[&str]) {
+        let usual = ["up", &self.volume, "--size", "16MiB", "--frontend", frontend];
+        self.ok(&[&usual, more].concat());
+    }
+
     pub(crate) fn refused(&self, args: &[&str], says: &str) {
         let done = self.run(args);
         let said = String::from_utf8(done.stderr).unwrap();
@@ -79,27 +85,11 @@ impl Host {
 
     /// The processes of this root, commands among them.
     pub(crate) fn processes(&self) -> Vec<i32> {
-        let root = self.dir.path().to_str().unwrap();
-        let entries = std::fs::read_dir("/proc").unwrap().flatten();
-        let pid = |path: &Path| path.file_name()?.to_str()?.parse::<i32>().ok();
-        let is_ours = |path: &Path| {
-            let line = std::fs::read(path.join("cmdline")).unwrap_or_default();
-            let text = String::from_utf8_lossy(&line);
-            (text.starts_with(LONGHORN) || text.starts_with(CTL)) && text.contains(root)
-        };
-        entries.map(|e| e.path()).filter(|p| is_ours(p)).filter_map(|p| pid(&p)).collect()
+        processes_of(self.dir.path())
     }
 
     pub(crate) fn kill_everything(&self) {
-        loop {
-            let processes = self.processes();
-            if processes.is_empty() {
-                return;
-            }
-            processes.iter().copied().for_each(kill_9);
-            // What is ending has no command line any more, and is there all the same: whoever looks at it finds that it lives.
-            until("they have ended", || processes.iter().copied().all(has_ended));
-        }
+        kill_all_of(self.dir.path());
     }
 
     /// Tells others on this host whose the volume's name is.
@@ -110,8 +100,47 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        self.kill_everything();
-        let _ = std::fs::remove_file(self.lock_of_the_name());
+        leave_nothing_of(self.dir.path());
+    }
+}
+
+fn processes_of(root: &Path) -> Vec<i32> {
+    let root = root.to_str().unwrap();
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let pid = |path: &Path| path.file_name()?.to_str()?.parse::<i32>().ok();
+    let is_of_it = |path: &Path| {
+        let line = std::fs::read(path.join("cmdline")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&line);
+        (text.starts_with(LONGHORN) || text.starts_with(CTL)) && text.contains(root)
+    };
+    entries.map(|e| e.path()).filter(|p| is_of_it(p)).filter_map(|p| pid(&p)).collect()
+}
+
+fn kill_all_of(root: &Path) {
+    loop {
+        let processes = processes_of(root);
+        if processes.is_empty() {
+            return;
+        }
+        processes.iter().copied().for_each(kill_9);
+        // What is ending has no command line any more, and is there all the same: whoever looks at it finds that it lives.
+        until("they have ended", || processes.iter().copied().all(has_ended));
+    }
+}
+
+/// Ends the processes of a root, and takes away what killed engines have left of their volumes' names, which are the host's.
+pub(crate) fn leave_nothing_of(root: &Path) {
+    kill_all_of(root);
+    for entry in std::fs::read_dir("/run/longhorn").into_iter().flatten().flatten() {
+        let (lock, name) = (entry.path(), entry.file_name());
+        let Some(volume) = name.to_str().and_then(|name| name.strip_suffix(".engine.lock")) else { continue };
+        let holder = std::fs::read(&lock).ok().and_then(|text| serde_json::from_slice::<Value>(&text).ok());
+        let holder = holder.and_then(|holder| Some(PathBuf::from(holder["root"].as_str()?)));
+        // A root may lie in another one.
+        if holder.is_some_and(|holder| holder.starts_with(root)) {
+            let _ = std::fs::remove_file(lock.with_file_name(format!("{volume}.nbd.sock")));
+            let _ = std::fs::remove_file(lock);
+        }
     }
 }
 

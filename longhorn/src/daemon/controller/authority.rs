@@ -1,5 +1,6 @@
 //! The engine's way to the volume's authority: the record directory's file on a bare host, the node's manager in a cluster.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use control::authority::{RemoteAuthority, Reply};
@@ -9,6 +10,40 @@ use datapath::engine;
 use lh_block::{Address, Epoch, Generation};
 
 use crate::daemon::GivesUp;
+
+/// Why the authority does not say which epoch counts, as far as is known now.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Trouble(Arc<Mutex<Option<String>>>);
+
+impl Trouble {
+    #[cfg(test)]
+    pub(super) fn of(why: &str) -> Self {
+        Self(Arc::new(Mutex::new(Some(why.to_owned()))))
+    }
+
+    /// `None`: it has said so, or was not asked.
+    pub(super) fn get(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// An authority that notes why it does not answer: whoever looks at the engine hears only that it is waited for.
+pub(super) struct Noting {
+    pub(super) authority: Box<dyn engine::Authority>,
+    pub(super) trouble: Trouble,
+}
+
+impl engine::Authority for Noting {
+    fn load(&mut self) -> Result<Option<Epoch>, String> {
+        let loaded = self.authority.load();
+        *self.trouble.0.lock().unwrap_or_else(PoisonError::into_inner) = loaded.as_ref().err().cloned();
+        loaded
+    }
+
+    fn store(&mut self, expected: Option<(Generation, u64)>, epoch: &Epoch) -> Stored {
+        self.authority.store(expected, epoch)
+    }
+}
 
 /// The authority of a bare host, as the engine asks it.
 pub(super) struct OnHost(pub(super) host::Authority);
@@ -107,6 +142,21 @@ mod tests {
         std::fs::write(dir.path().join("authority.json"), "{").unwrap();
         assert!(authority.load().is_err());
         assert!(matches!(authority.store(None, &epoch(3)), Stored::Unavailable { .. }));
+    }
+
+    #[test]
+    fn why_an_authority_does_not_answer_is_known_until_it_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let trouble = Trouble::default();
+        let authority = Box::new(OnHost(host::Authority::in_directory(dir.path())));
+        let mut noting = Noting { authority, trouble: trouble.clone() };
+        let file = dir.path().join("authority.json");
+        std::fs::write(&file, "{").unwrap();
+        let refused = noting.load().unwrap_err();
+        assert!(refused.contains("authority.json"), "{refused}");
+        assert_eq!(trouble.get(), Some(refused));
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!((noting.load(), trouble.get()), (Ok(None), None));
     }
 
     #[test]

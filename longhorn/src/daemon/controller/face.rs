@@ -20,10 +20,12 @@ use datapath::engine::{Done, EngineHandle, ReplicaAddress};
 use lh_block::{Address, Generation};
 
 use super::activity::{Counts, Looks};
+use super::authority::Trouble;
 use super::clients::Clients;
 use super::cloning::{MARK, Progress, Source, UNFINISHED, is_unfinished};
 use super::refusal::refusal;
 use super::show::{self, Endpoint};
+use super::waits::waited_for;
 use crate::arguments::Frontend;
 use crate::daemon::clock;
 use crate::daemon::freeze::Frozen;
@@ -48,9 +50,9 @@ pub(super) enum Errand {
 /// How many copies a rebuild has in flight beyond Longhorn's count of files that it copies at once.
 const COPIES_BEYOND: u32 = 3;
 
-/// What the face knows besides the engine's own status.
+/// How the frontend fares, which the engine's own status does not say.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Shown {
+pub(super) struct FrontendState {
     pub(super) frontend: &'static str,
     /// Once the endpoint is usable.
     pub(super) endpoint: Option<Endpoint>,
@@ -70,7 +72,7 @@ pub(super) struct Face {
     pub(super) addresses: Mutex<Vec<(String, String)>>,
     pub(super) engine: EngineHandle,
     pub(super) clients: Clients,
-    pub(super) shown: Arc<Mutex<Shown>>,
+    pub(super) shown: Arc<Mutex<FrontendState>>,
     pub(super) errands: Sender<Errand>,
     pub(super) looks: Mutex<Looks>,
     /// Held while the file system on the device is frozen: only one freezes it, and notes that it did.
@@ -79,6 +81,7 @@ pub(super) struct Face {
     /// The volume's key.
     pub(super) key: [u8; 32],
     pub(super) progress: Progress,
+    pub(super) authority: Trouble,
 }
 
 impl EngineControl for Face {
@@ -86,7 +89,7 @@ impl EngineControl for Face {
         let status = self.engine.status();
         let shown = lock(&self.shown).clone();
         let up = shown.endpoint.is_some() && !is_unfinished(&status.chain);
-        let waiting_for = match status.waiting_for {
+        let waiting_for = match waited_for(&status, &self.authority) {
             Some(reason) => reason,
             None if shown.ending && up => "the device is being taken away".to_owned(),
             None if shown.ending => "what was written is being flushed".to_owned(),

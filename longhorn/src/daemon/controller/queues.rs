@@ -263,11 +263,11 @@ fn serve<P, D: QueueDevice>(
         tracing::warn!("buffers are not locked: {e}");
     }
     let mut ring = Ring::new(ENTRIES)?;
-    run_queue(&mut ring, &mut make(part, &pool), &mut Shown::Nothing, &mut conduct)
+    run_queue(&mut ring, &mut make(part, &pool), &mut QueueFrontend::Nothing, &mut conduct)
 }
 
 /// What is shown through a queue.
-enum Shown {
+enum QueueFrontend {
     Nothing,
     Nbd(Box<nbd_frontend::Server>),
     Fuse(Box<fuse_frontend::Server>),
@@ -277,7 +277,7 @@ enum Shown {
     Filling(Box<Filler>, Pool),
 }
 
-impl Shown {
+impl QueueFrontend {
     /// True when no request will come any more, and none is unanswered.
     fn is_over(&self) -> bool {
         match self {
@@ -291,7 +291,7 @@ impl Shown {
     }
 }
 
-impl Frontend for Shown {
+impl Frontend for QueueFrontend {
     fn completion(&mut self, ring: &mut Ring, device: &mut dyn Device<Payload>, completion: Completion) {
         match self {
             Self::Nothing | Self::Filling(..) => {}
@@ -345,8 +345,8 @@ struct Conduct {
     devices: Arc<dyn Devices>,
 }
 
-impl<D: QueueDevice> Overseer<D, Shown> for Conduct {
-    fn oversee(&mut self, ring: &mut Ring, device: &mut D, shown: &mut Shown) -> bool {
+impl<D: QueueDevice> Overseer<D, QueueFrontend> for Conduct {
+    fn oversee(&mut self, ring: &mut Ring, device: &mut D, shown: &mut QueueFrontend) -> bool {
         while let Ok(order) = self.orders.try_recv() {
             if let Err(e) = self.follow(order, ring, device, shown) {
                 tracing::error!("the frontend cannot be shown: {e}");
@@ -354,13 +354,15 @@ impl<D: QueueDevice> Overseer<D, Shown> for Conduct {
             }
         }
         match shown {
-            Shown::Iscsi(server) => self.clients.set_initiators(server.load().sessions),
-            Shown::Nbd(server) if self.serves_relays => self.clients.set_relays(server.load().connections),
+            QueueFrontend::Iscsi(server) => self.clients.set_initiators(server.load().sessions),
+            QueueFrontend::Nbd(server) if self.serves_relays => {
+                self.clients.set_relays(server.load().connections)
+            }
             _ => {}
         }
-        if shown.is_over() && !matches!(shown, Shown::Nothing) {
-            let was_shown = !matches!(shown, Shown::Filling(..));
-            *shown = Shown::Nothing;
+        if shown.is_over() && !matches!(shown, QueueFrontend::Nothing) {
+            let was_shown = !matches!(shown, QueueFrontend::Filling(..));
+            *shown = QueueFrontend::Nothing;
             if was_shown {
                 let _ = self.notices.send(Notice::Hidden);
             }
@@ -375,7 +377,7 @@ impl Conduct {
         order: Order,
         ring: &mut Ring,
         device: &mut impl QueueDevice,
-        shown: &mut Shown,
+        shown: &mut QueueFrontend,
     ) -> io::Result<()> {
         let pool = device.pool().clone();
         match order {
@@ -388,49 +390,51 @@ impl Conduct {
                     server.set_spread(self.spread());
                     server.listen(ring, listener);
                 }
-                *shown = Shown::Nbd(Box::new(server));
+                *shown = QueueFrontend::Nbd(Box::new(server));
             }
             Order::Client(client) => {
-                if let Shown::Nbd(server) = shown {
+                if let QueueFrontend::Nbd(server) = shown {
                     server.adopt(ring, client);
                 }
             }
             Order::Kernel(client) => {
-                if let Shown::Nbd(server) = shown {
+                if let QueueFrontend::Nbd(server) = shown {
                     server.adopt_agreed(client);
                 }
             }
             Order::Relay(relay, lane) => {
-                if let Shown::Nbd(server) = shown {
+                if let QueueFrontend::Nbd(server) = shown {
                     server.adopt_lane(relay, lane);
                 }
             }
             Order::Fuse(fd, agreement) => {
                 let server =
                     fuse_frontend::Server::new(Fd::new(fd), &agreement, OWNER_FRONTEND, &pool, DEPTH.into())?;
-                *shown = Shown::Fuse(Box::new(server));
+                *shown = QueueFrontend::Fuse(Box::new(server));
             }
             Order::Ublk(channels) => {
                 let server = ublk_frontend::Server::new(channels, OWNER_FRONTEND, &pool)?;
-                *shown = Shown::Ublk(Box::new(server));
+                *shown = QueueFrontend::Ublk(Box::new(server));
             }
             Order::Iscsi(target, listener) => {
                 let limits = iscsi_frontend::Limits::of_pool(&pool);
                 let server = iscsi_frontend::Server::new(target, limits, OWNER_FRONTEND, &pool);
                 let mut server = server.map_err(io::Error::other)?;
                 server.listen(ring, listener);
-                *shown = Shown::Iscsi(Box::new(server));
+                *shown = QueueFrontend::Iscsi(Box::new(server));
             }
-            Order::Fill(filler) => *shown = Shown::Filling(Box::new(filler), pool),
+            Order::Fill(filler) => *shown = QueueFrontend::Filling(Box::new(filler), pool),
             Order::Nothing => {}
             Order::Hide => match shown {
                 // What the device has of them runs to its end; nobody waits for it.
-                Shown::Nbd(server) if self.serves_relays => server.close_lanes(),
-                Shown::Nbd(server) => server.stop(ring, Ending::Refuse),
-                Shown::Iscsi(server) => server.stop(ring, iscsi_frontend::Ending::Refuse),
+                QueueFrontend::Nbd(server) if self.serves_relays => server.close_lanes(),
+                QueueFrontend::Nbd(server) => server.stop(ring, Ending::Refuse),
+                QueueFrontend::Iscsi(server) => server.stop(ring, iscsi_frontend::Ending::Refuse),
                 // Whoever hides waits for every queue.
-                Shown::Nothing | Shown::Filling(..) => drop(self.notices.send(Notice::Hidden)),
-                Shown::Fuse(_) | Shown::Ublk(_) => {}
+                QueueFrontend::Nothing | QueueFrontend::Filling(..) => {
+                    drop(self.notices.send(Notice::Hidden))
+                }
+                QueueFrontend::Fuse(_) | QueueFrontend::Ublk(_) => {}
             },
         }
         shown.turn(ring, device);

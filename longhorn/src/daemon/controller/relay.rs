@@ -27,7 +27,7 @@ pub(super) use source::Source;
 
 use super::ControllerArgs;
 use super::clients::Clients;
-use super::face::{Reply, Shown};
+use super::face::{FrontendState, Reply};
 use super::queues::{DEPTH, Devices, Notice, Queues};
 use super::serve::{LAST_ANSWER, Signalled, fronts, serve_face};
 use super::show::{CARE, HideError, Show, Wish, check_unused};
@@ -97,7 +97,7 @@ pub(super) fn run(args: &ControllerArgs, from: &Address, name: &str, root: &Root
     // A client that leaves this relay may go on at the engine or another relay, of whose connections this process knows nothing.
     let _elsewhere = clients.nbd.add();
     let queues = Queues::start(devices, parts, (Client::new, Pool::new), show.memory(), &clients, false)?;
-    let shown = Arc::new(Mutex::new(Shown { frontend: show.name(), ..Shown::default() }));
+    let shown = Arc::new(Mutex::new(FrontendState { frontend: show.name(), ..FrontendState::default() }));
     let (ends_sender, ends) = unbounded();
     let face = Face {
         volume: args.volume.clone(),
@@ -107,7 +107,7 @@ pub(super) fn run(args: &ControllerArgs, from: &Address, name: &str, root: &Root
         obstacles,
         ends: ends_sender,
     };
-    serve_face(fronts(args, name)?, name, Arc::new(face), Signalled::default())?;
+    serve_face(fronts(args, name, root)?, name, Arc::new(face), Signalled::default())?;
     Life { size, news, ends, mailboxes, queues, show, shown }.live()
 }
 
@@ -138,7 +138,7 @@ struct Life {
     mailboxes: Arc<Mailboxes>,
     queues: Queues,
     show: Show,
-    shown: Arc<Mutex<Shown>>,
+    shown: Arc<Mutex<FrontendState>>,
 }
 
 impl Life {

@@ -1,14 +1,13 @@
 //! An engine's life: its locks, the engine, its face, the frontend; and the way back.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use control::authority::RemoteAuthority;
 use control::engine::EngineError;
-use control::host::{
-    self, LiveDirs, LiveError, LiveLock, RecordError, ReplicaRecord, Root, VolumeRecord, engine_name,
-};
+use control::host::{self, LiveDirs, LiveError, LiveLock, RecordError, ReplicaRecord, Root, VolumeRecord};
 use crossbeam_channel::{Receiver, RecvTimeoutError, after, never, select, tick, unbounded};
 use datapath::conductor::{self, Command, Limits, Why};
 use datapath::engine::{self, EngineHandle, Event, ReplicaAddress};
@@ -17,16 +16,16 @@ use lh_block::{Address, Generation, REPLICAS_MAX};
 use lh_ring::{Pool, SILENT_SECONDS};
 
 use super::activity::Looks;
-use super::authority::{InCluster, OnHost, replicas_to_begin_with};
+use super::authority::{InCluster, Noting, OnHost, Trouble, replicas_to_begin_with};
 use super::clients::Clients;
 use super::cloning::{Cloning, Progress, Source, UNFINISHED, is_unfinished};
-use super::face::{Errand, Face, Reply, Shown};
+use super::face::{Errand, Face, FrontendState, Reply};
 use super::fill;
 use super::queues::{DEPTH, MakePool, Notice, Order, Queues};
 use super::relay::{self, Source as Relays};
 use super::serve::{ENDED, LAST_ANSWER, Signalled, fronts, serve_face};
 use super::show::{self, CARE, HideError, Show, Wish};
-use super::waits::Waits;
+use super::waits::{Waits, waited_for};
 use super::{ControllerArgs, UNENCRYPTED, stay};
 use crate::arguments::Quorum;
 use crate::arguments::{Checksum, Reads};
@@ -57,14 +56,18 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
     if let Some(stay) = &args.stay {
         stay::begin(stay, &args.volume, &root)?;
     }
-    let name = args.engine_instance_name.clone().unwrap_or_else(|| engine_name(&args.volume));
+    let name = args.name();
     if let Some(from) = &args.relay_from {
         return relay::run(args, from, &name, &root);
     }
     let (replicas, limits) = configured(args, &name, &root)?;
     check_open(args, &replicas)?;
-    let fronts = fronts(args, &name)?;
+    // Before anything that is of use only for a volume that there is.
+    authority_directory(args)?;
+    let fronts = fronts(args, &name, &root)?;
     let (generation, authority) = authority(args, &replicas)?;
+    let trouble = Trouble::default();
+    let authority = Box::new(Noting { authority, trouble: trouble.clone() });
     let show = Show::prepare(&Wish::of(args, &name, &root))?;
     let (handle, parts, events) =
         engine::start(options(args, &replicas, limits, generation, authority, &root)?)
@@ -73,7 +76,7 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
     let make = (EngineQueue::new as fn(_, &_) -> _, Pool::lendable as MakePool);
     let clients = Clients::default();
     let queues = Queues::start(Arc::new(handle.clone()), parts, make, show.memory(), &clients, listens)?;
-    let shown = Arc::new(Mutex::new(Shown { frontend: show.name(), ..Shown::default() }));
+    let shown = Arc::new(Mutex::new(FrontendState { frontend: show.name(), ..FrontendState::default() }));
     let (sender, errands) = unbounded();
     let progress = Progress::default();
     let key = args.key()?;
@@ -91,6 +94,7 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
         key,
         root,
         progress: progress.clone(),
+        authority: trouble.clone(),
     };
     let signalled = Signalled::default();
     serve_face(fronts, &name, Arc::new(face), signalled.clone())?;
@@ -113,6 +117,7 @@ pub(in crate::daemon) fn run(args: &ControllerArgs) -> Result<()> {
         signalled,
         open: None,
         is_numbered: args.generation.is_some(),
+        authority: trouble,
     }
     .live()
 }
@@ -124,20 +129,24 @@ fn take_name(volume: &str, root: &Root) -> Result<LiveLock> {
     })
 }
 
+/// Where the volume's authority is.
+fn authority_directory(args: &ControllerArgs) -> Result<&Path, GivesUp> {
+    args.authority.as_deref().ok_or_else(|| {
+        GivesUp(format!(
+            "there is no volume {0} below the root {1}: `longhornctl up {0} --size SIZE` makes one, or name its record's directory with \
+             --authority DIR",
+            args.volume,
+            args.root.display()
+        ))
+    })
+}
+
 /// The engine's generation, and who stores its epochs.
 fn authority(
     args: &ControllerArgs,
     replicas: &[ReplicaAddress],
 ) -> Result<(Generation, Box<dyn engine::Authority>)> {
-    let Some(directory) = &args.authority else {
-        let text = format!(
-            "there is no volume {0} below the root {1}: `longhornctl up {0} --size SIZE` makes one, or name its record's directory with \
-             --authority DIR",
-            args.volume,
-            args.root.display()
-        );
-        return Err(GivesUp(text).into());
-    };
+    let directory = authority_directory(args)?;
     check_count(replicas.len())?;
     if let Some(socket) = manager_of(args) {
         let Some(generation) = args.generation else {
@@ -291,7 +300,7 @@ struct Life {
     errands: Receiver<Errand>,
     queues: Queues,
     show: Show,
-    shown: Arc<Mutex<Shown>>,
+    shown: Arc<Mutex<FrontendState>>,
     /// Where relays come in.
     relays: Option<Relays>,
     progress: Progress,
@@ -303,6 +312,7 @@ struct Life {
     open: Option<u64>,
     /// Its generation was given to it: it did not ask its replicas for theirs.
     is_numbered: bool,
+    authority: Trouble,
 }
 
 impl Life {
@@ -367,7 +377,7 @@ impl Life {
                 recv(care) -> _ => {
                     self.show.look_after(&self.queues);
                     self.look_after_loss();
-                    self.waits.look(self.handle.status().waiting_for);
+                    self.waits.look(waited_for(&self.handle.status(), &self.authority));
                 }
                 recv(closed) -> _ => self.look_after_loss(),
             }

@@ -8,6 +8,7 @@ use control::engine::{EngineControl, EngineError};
 use control::front::Front;
 use control::host::Root;
 use control::manager::STOP_PATIENCE;
+use lh_block::Address;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::ControllerArgs;
@@ -35,9 +36,11 @@ impl Signalled {
 }
 
 /// Where the engine, or a relay, answers.
-pub(super) fn fronts(args: &ControllerArgs, instance: &str) -> Result<Vec<Front>> {
-    let usual = Root::at(&args.root).ok().map(|root| root.control_socket(instance));
-    front::fronts(&args.listen, usual, args.tls_dir.as_deref(), args.insecure)
+pub(super) fn fronts(args: &ControllerArgs, instance: &str, root: &Root) -> Result<Vec<Front>> {
+    let usual = root.control_socket(instance);
+    let own = Address::from(usual.clone());
+    let listen = args.listen.as_ref().unwrap_or(&own);
+    front::fronts(listen, Some(usual), args.tls_dir.as_deref(), args.insecure)
 }
 
 /// Starts the thread that answers there and hears signals.

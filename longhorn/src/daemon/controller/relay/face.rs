@@ -12,7 +12,7 @@ use control::proto::ptypes;
 use crossbeam_channel::Sender;
 use lh_block::Address;
 
-use super::super::face::{Reply, Shown};
+use super::super::face::{FrontendState, Reply};
 use super::connect::Obstacles;
 
 /// The handle behind the gRPC server.
@@ -20,7 +20,7 @@ pub(super) struct Face {
     pub(super) volume: String,
     pub(super) size: u64,
     pub(super) from: Address,
-    pub(super) shown: Arc<Mutex<Shown>>,
+    pub(super) shown: Arc<Mutex<FrontendState>>,
     pub(super) obstacles: Obstacles,
     /// Asks the main thread for the end.
     pub(super) ends: Sender<Reply>,
@@ -33,7 +33,7 @@ fn not_here<T: Send + 'static>() -> Answer<T> {
 
 impl EngineControl for Face {
     fn status(&self) -> EngineStatus {
-        let Shown { frontend, endpoint, .. } =
+        let FrontendState { frontend, endpoint, .. } =
             self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let up = endpoint.is_some();
         let waiting_for = match self.obstacles.first() {
