@@ -23,7 +23,7 @@ use stopped::stand_still;
 
 /// A volume of so many replicas, which is not shown.
 fn up(host: &Host, replicas: &str) {
-    host.ok(&["up", &host.volume, "--size", "16MiB", "--replicas", replicas, "--frontend", "none"]);
+    host.up("none", &["--replicas", replicas]);
 }
 
 /// Says what is not looked at where a volume cannot be a device.
@@ -185,7 +185,7 @@ fn a_volume_that_is_not_released_is_started_with_the_host_as_before() {
 fn an_address_that_cannot_be_had_is_not_remembered() {
     let Some(host) = Host::new("address") else { return };
     let volume = host.volume.as_str();
-    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "nbd-server"]);
+    host.up("nbd-server", &["--replicas", "1"]);
     host.ok(&["down", volume]);
     host.refused(&["up", volume, "--frontend", "nbd-server", "--listen", "192.0.2.1"], "ip address");
     host.ok(&["up", volume]);
@@ -247,7 +247,7 @@ fn who_waits_for_an_engine_that_can_come_is_not_failed_by_a_down() {
     if !has_fuse("who_waits_for_an_engine") {
         return;
     }
-    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "fuse"]);
+    host.up("fuse", &["--replicas", "1"]);
     let device = Path::new("/dev/longhorn").join(volume);
     let user = File::open(&device).unwrap();
     let stat = format!(
@@ -330,7 +330,7 @@ fn a_device_whose_keeper_has_just_died_grows_and_goes() {
         kill_9(keeper);
         until("the keeper has ended", || has_ended(keeper));
     };
-    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "fuse"]);
+    host.up("fuse", &["--replicas", "1"]);
     healthy(&host);
     kill_the_keeper();
     host.ok(&["resize", volume, "20MiB"]);

@@ -1,6 +1,7 @@
 //! A volume filled over gRPC from a snapshot of another one, with real processes: the bytes, on every replica; a replica of
 //! the source that dies, and all of them; and that what is not whole is shown to nobody, however often it is started.
 
+mod host;
 mod nbd;
 
 use std::cell::RefCell;
@@ -11,9 +12,9 @@ use std::time::{Duration, Instant};
 use control::proto::imrpc;
 use control::proto::imrpc::proxy_engine_service_client::ProxyEngineServiceClient;
 use control::proto::ptypes::SnapshotCloneStatusResponse;
+use host::{kill_9, pid, signal};
 use nbd::Client;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use replica::store::SnapshotView;
 use serde_json::Value;
 use tonic::{Code, Status};
@@ -102,26 +103,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        let root = self.path().to_str().unwrap().to_owned();
-        for _ in 0..50 {
-            let mut left = false;
-            for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-                let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-                let text = String::from_utf8_lossy(&line);
-                let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
-                if let Some(pid) = pid
-                    && text.starts_with(LONGHORN)
-                    && text.contains(&root)
-                {
-                    left = true;
-                    let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-                }
-            }
-            if !left {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        host::leave_nothing_of(self.path());
     }
 }
 
@@ -129,11 +111,6 @@ fn said(command: &mut Command) -> String {
     let done = command.stdin(Stdio::null()).output().unwrap();
     assert!(done.status.success(), "{command:?}: {}", String::from_utf8_lossy(&done.stderr));
     String::from_utf8(done.stdout).unwrap()
-}
-
-fn kill_9(pid: &Value) {
-    let pid = i32::try_from(pid.as_i64().unwrap()).unwrap();
-    let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
 }
 
 /// Bytes that are nowhere by chance.
@@ -272,7 +249,7 @@ async fn every_replica_holds_the_snapshots_bytes_also_if_one_of_the_source_dies(
     host.remove(&new);
     let die = |from: &str| {
         let read = replicas.iter().find(|r| from.contains(r["name"].as_str().unwrap())).unwrap();
-        kill_9(&read["pid"]);
+        kill_9(pid(&read["pid"]));
     };
     let (new, cloned) = proxy.clone_with(&host, [&new, &old], false, make, die).await;
     cloned.unwrap();
@@ -335,7 +312,8 @@ async fn what_is_not_whole_is_shown_to_nobody() {
         host.up(name, "256MiB", "1", "nbd-server");
         assert!(host.engine(name, &["frontend", "shutdown"]).status.success());
     };
-    let (new, cloned) = proxy.clone_with(&host, [&new, &old], true, make, |_| kill_9(&only.borrow())).await;
+    let (new, cloned) =
+        proxy.clone_with(&host, [&new, &old], true, make, |_| kill_9(pid(&only.borrow()))).await;
     let failed = cloned.unwrap_err();
     assert_eq!(failed.code(), Code::Internal, "{failed}");
     let status = proxy.status(&new).await.remove(0);
@@ -352,7 +330,7 @@ async fn what_is_not_whole_is_shown_to_nobody() {
     not_shown();
     // The next engine does not know of the clone, but of the mark.
     let before = host.status(&new);
-    kill_9(&before["engine_pid"]);
+    kill_9(pid(&before["engine_pid"]));
     host.wait("another engine", &new, |now| {
         let is_another = now["engine_pid"].is_i64() && now["engine_pid"] != before["engine_pid"];
         is_another && host.ctl(&["status", &new]).contains("not whole")
@@ -397,8 +375,7 @@ async fn a_volume_whose_replica_stands_still_under_a_clone_is_stopped() {
     };
     let stop = |_: &str| {
         let volume = filled.borrow();
-        let replica = host.status(&volume)["replicas"][0]["pid"].as_i64().unwrap();
-        kill(Pid::from_raw(i32::try_from(replica).unwrap()), Signal::SIGSTOP).unwrap();
+        signal(pid(&host.status(&volume)["replicas"][0]["pid"]), Signal::SIGSTOP);
         let began = Instant::now();
         let done = Command::new(CTL).arg("--root").arg(host.path()).args(["down", &volume]).output().unwrap();
         let said = String::from_utf8_lossy(&done.stderr);

@@ -1,6 +1,7 @@
 //! Longhorn's engine command line against a volume with real processes: what the words print, in Longhorn's shapes, and how
 //! they end. `command_line.rs` has what needs no engine.
 
+mod host;
 mod stopped;
 
 use std::cell::RefCell;
@@ -102,26 +103,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        let root = self.dir.path().to_str().unwrap().to_owned();
-        for _ in 0..50 {
-            let mut left = false;
-            for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-                let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-                let text = String::from_utf8_lossy(&line);
-                let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
-                if let Some(pid) = pid
-                    && text.starts_with(LONGHORN)
-                    && text.contains(&root)
-                {
-                    left = true;
-                    let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-                }
-            }
-            if !left {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        host::leave_nothing_of(self.dir.path());
     }
 }
 

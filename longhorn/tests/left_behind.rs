@@ -115,7 +115,7 @@ fn a_volume_without_processes_whose_device_is_in_use_keeps_its_bytes() {
         );
         return;
     }
-    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    host.up("none", &["--replicas", "1"]);
     host.ok(&["snapshot", "create", volume, "s"]);
     host.ok(&["down", volume]);
     let user = without_engine(&host, false);
@@ -185,7 +185,7 @@ impl Drop for ReadOnly {
 fn a_volume_that_is_down_is_so_on_a_root_that_cannot_be_written() {
     let Some(host) = Host::new("readonly") else { return };
     let volume = host.volume.as_str();
-    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    host.up("none", &["--replicas", "1"]);
     host.ok(&["down", volume, "--for-now"]);
     host.kill_everything();
     let Some(bound) = ReadOnly::new(host.dir.path()) else {
@@ -209,7 +209,7 @@ fn a_volume_that_is_down_is_so_on_a_root_that_cannot_be_written() {
 fn the_node_of_a_device_that_has_gone_goes_when_its_volume_is_stopped() {
     let Some(host) = Host::new("node") else { return };
     let volume = host.volume.as_str();
-    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    host.up("none", &["--replicas", "1"]);
     host.wait("healthy", is_healthy);
     fs::create_dir_all("/dev/longhorn").unwrap();
     // For experiments (Documentation/admin-guide/devices.txt), so there is none.
@@ -250,7 +250,7 @@ fn a_new_volume_is_not_served_where_somebody_else_is() {
 fn a_volume_is_not_changed_to_be_served_where_somebody_else_is() {
     let Some(host) = Host::new("changed") else { return };
     let volume = host.volume.as_str();
-    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    host.up("none", &["--replicas", "1"]);
     host.ok(&["down", volume]);
     let record = host.path("volumes").join(volume).join("volume.json");
     let before = fs::read(&record).unwrap();
@@ -266,7 +266,7 @@ fn a_volume_is_not_changed_to_be_served_where_somebody_else_is() {
 fn no_socket_of_a_volume_is_left_when_it_is_stopped() {
     let Some(host) = Host::new("socket") else { return };
     let (volume, socket) = (host.volume.as_str(), format!("/run/longhorn/{}.nbd.sock", host.volume));
-    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "nbd-server"]);
+    host.up("nbd-server", &["--replicas", "1"]);
     assert!(Path::new(&socket).exists());
     kill_9(pid(&host.status()["engine_pid"]));
     host.run(&["down", volume]);

@@ -67,7 +67,7 @@ fn take_over(from: &UnixStream, to: &UnixStream) -> std::thread::JoinHandle<()> 
 }
 
 fn up(host: &Host) -> Value {
-    host.ok(&["up", &host.volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    host.up("none", &["--replicas", "1"]);
     host.wait("healthy", is_healthy)
 }
 

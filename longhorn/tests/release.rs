@@ -40,7 +40,7 @@ fn meta(directory: &Path) -> Value {
 fn replicas_without_a_record_are_longhorns_and_can_be_taken_back() {
     let Some(host) = Host::new("nodes") else { return };
     let volume = host.volume.as_str();
-    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "2", "--frontend", "nbd-server"]);
+    host.up("nbd-server", &["--replicas", "2"]);
     let status = host.wait("healthy", is_healthy);
     let paths: Vec<PathBuf> =
         status["replicas"].as_array().unwrap().iter().map(|r| r["path"].as_str().unwrap().into()).collect();

@@ -45,7 +45,7 @@ fn what_a_replica_holds_is_for_its_owner_alone() {
     let copy = format!("{}-copy", host.volume);
     let elsewhere = tempfile::tempdir().unwrap();
     let directory = elsewhere.path().join("demo");
-    host.ok(&["up", &host.volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    host.up("none", &["--replicas", "1"]);
     host.ok(&["replica", "add", &host.volume, "--dir", directory.to_str().unwrap()]);
     host.ok(&["snapshot", "create", &host.volume, "s1"]);
     host.ok(&["clone", &format!("{}@s1", host.volume), &copy]);
@@ -76,7 +76,7 @@ fn up_snapshot_down_rm() {
     let Some(host) = Host::new("life") else { return };
     let volume = host.volume.as_str();
     host.refused(&["up", volume], "--size");
-    host.ok(&["up", volume, "--size", "16MiB", "--frontend", "none"]);
+    host.up("none", &[]);
     // `up` waits until it can be used.
     let up = host.wait("all replicas", is_healthy);
     assert_eq!((&up["generation"], &up["endpoint"]), (&Value::from(1_u64 << 32), &Value::from("")));
@@ -121,7 +121,7 @@ fn a_volume_may_have_the_longest_name() {
     let Some(mut host) = Host::new("longest-") else { return };
     host.volume = format!("{:x<64}", host.volume);
     let volume = host.volume.as_str();
-    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    host.up("none", &["--replicas", "1"]);
     let added = host.ok(&["replica", "add", volume]).trim().to_owned();
     assert_eq!(host.wait("two replicas", is_healthy)["replicas"][1]["name"], added.as_str());
     host.ok(&["replica", "rebuild", volume, &added]);
@@ -134,7 +134,7 @@ fn a_volume_may_have_the_longest_name() {
 fn what_was_made_is_named_also_where_its_name_cannot_be_printed() {
     let Some(host) = Host::new("unnamed") else { return };
     let volume = host.volume.as_str();
-    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    host.up("none", &["--replicas", "1"]);
     for (args, list, has) in [
         (["snapshot", "create", volume], ["snapshot", "ls", volume], "was taken"),
         (["replica", "add", volume], ["replica", "ls", volume], "is in sync"),
@@ -155,7 +155,7 @@ fn what_was_made_is_named_also_where_its_name_cannot_be_printed() {
 fn whatever_dies_comes_back() {
     let Some(host) = Host::new("deaths") else { return };
     let volume = host.volume.as_str();
-    host.ok(&["up", volume, "--size", "16MiB", "--frontend", "none"]);
+    host.up("none", &[]);
     let first = host.status();
 
     kill_9(pid(&first["engine_pid"]));
@@ -212,7 +212,7 @@ fn what_was_noted_or_is_remembered_is_started_again() {
         host.ok(&["up", "--all"]);
         is_up()
     };
-    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    host.up("none", &["--replicas", "1"]);
     assert!(again(&[&memory]), "it was noted");
     assert!(again(&[&note]), "it is remembered");
     assert!(note.exists(), "and noted since");
@@ -235,7 +235,7 @@ fn a_name_that_lives_under_another_root_is_refused() {
     let (Some(host), Some(mut other)) = (Host::new("two-roots"), Host::new("two-roots")) else { return };
     other.volume.clone_from(&host.volume);
     let volume = host.volume.as_str();
-    host.ok(&["up", volume, "--size", "16MiB", "--frontend", "none", "--replicas", "1"]);
+    host.up("none", &["--replicas", "1"]);
     other
         .refused(&["up", volume, "--size", "16MiB", "--frontend", "none"], host.dir.path().to_str().unwrap());
     assert!(other.processes().is_empty());
@@ -249,7 +249,7 @@ fn a_name_that_lives_under_another_root_is_refused() {
 fn a_volume_that_its_engine_was_told_to_grow_has_its_size_everywhere() {
     let Some(host) = Host::new("grown") else { return };
     let volume = host.volume.as_str();
-    host.ok(&["up", volume, "--size", "16MiB", "--frontend", "none", "--replicas", "1"]);
+    host.up("none", &["--replicas", "1"]);
     let grow = |size: &str| {
         let socket = format!("unix:{}/run/{volume}-e-0.grpc.sock", host.dir.path().display());
         let program = Command::new(env!("CARGO_BIN_EXE_longhorn"))
@@ -295,7 +295,7 @@ impl Drop for ByHand {
 fn an_engine_without_a_number_asks_its_replicas_and_leaves_a_living_engine_alone() {
     let Some(host) = Host::new("numbers") else { return };
     let (volume, longhorn) = (host.volume.as_str(), env!("CARGO_BIN_EXE_longhorn"));
-    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    host.up("none", &["--replicas", "1"]);
     host.ok(&["down", volume]);
     let replica = host.status()["replicas"][0].clone();
     let (name, path) = (replica["name"].as_str().unwrap(), replica["path"].as_str().unwrap());
@@ -353,7 +353,7 @@ fn an_engine_whose_replicas_come_later_and_know_more_has_its_next_start_begin() 
     let Some(host) = Host::new("later") else { return };
     let (volume, longhorn) = (host.volume.as_str(), env!("CARGO_BIN_EXE_longhorn"));
     for _ in 0..2 {
-        host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+        host.up("none", &["--replicas", "1"]);
         host.ok(&["down", volume]);
     }
     let replica = host.status()["replicas"][0].clone();
@@ -402,18 +402,7 @@ fn an_engine_whose_replicas_come_later_and_know_more_has_its_next_start_begin() 
 fn a_server_stays_where_it_listens_when_its_frontend_is_named_again() {
     let Some(host) = Host::new("stays") else { return };
     let (volume, address) = (host.volume.as_str(), own_address(7));
-    host.ok(&[
-        "up",
-        volume,
-        "--size",
-        "16MiB",
-        "--replicas",
-        "1",
-        "--frontend",
-        "nbd-server",
-        "--listen",
-        &address,
-    ]);
+    host.up("nbd-server", &["--replicas", "1", "--listen", &address]);
     let up = host.status();
     host.ok(&["up", volume, "--frontend", "nbd-server"]);
     assert_eq!(host.status(), up);
@@ -528,18 +517,7 @@ fn whoever_connects_while_no_engine_runs_waits_for_the_next_one() {
 fn what_is_in_flight_holds_up_the_end_of_a_server_and_no_more() {
     let Some(host) = Host::new("hidden") else { return };
     let (volume, address) = (host.volume.as_str(), own_address(2));
-    host.ok(&[
-        "up",
-        volume,
-        "--size",
-        "16MiB",
-        "--replicas",
-        "1",
-        "--frontend",
-        "nbd-server",
-        "--listen",
-        &address,
-    ]);
+    host.up("nbd-server", &["--replicas", "1", "--listen", &address]);
     let up = host.status();
     let engine_line = |words: &[&str]| {
         let socket = host.dir.path().join(format!("run/{volume}-e-0.grpc.sock"));
@@ -625,7 +603,7 @@ fn what_cannot_be_noted_is_named() {
 fn a_replica_whose_directory_is_damaged_is_replaced_as_told() {
     let Some(host) = Host::new("damaged") else { return };
     let volume = host.volume.as_str();
-    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "2", "--frontend", "none"]);
+    host.up("none", &["--replicas", "2"]);
     let before = host.wait("healthy", is_healthy);
     assert_eq!((&before["quorum"], &before["io_timeout_seconds"]), (&"any".into(), &300.into()));
     let text = host.ok(&["status", volume]);
@@ -663,18 +641,7 @@ fn a_replica_whose_directory_is_damaged_is_replaced_as_told() {
 fn a_volume_without_replicas_is_stopped_and_said_not_to_be_flushed() {
     let Some(host) = Host::new("unflushed") else { return };
     let volume = host.volume.as_str();
-    host.ok(&[
-        "up",
-        volume,
-        "--size",
-        "16MiB",
-        "--replicas",
-        "1",
-        "--frontend",
-        "none",
-        "--io-timeout",
-        "77",
-    ]);
+    host.up("none", &["--replicas", "1", "--io-timeout", "77"]);
     let up = host.wait("healthy", is_healthy);
     // Its disk goes away with its process: the next manager cannot start it again.
     let lock = std::fs::read_to_string(host.dir.path().join("run/instance-manager.lock")).unwrap();
@@ -707,7 +674,7 @@ fn a_replica_whose_disk_is_missing_waits_for_it() {
     let volume = host.volume.as_str();
     let disk = tempfile::tempdir().unwrap();
     let (place, away) = (disk.path().join("replica"), disk.path().join("away"));
-    host.ok(&["up", volume, "--size", "16MiB", "--replicas", "1", "--frontend", "none"]);
+    host.up("none", &["--replicas", "1"]);
     host.ok(&["replica", "add", volume, "--dir", place.to_str().unwrap()]);
     host.ok(&["down", volume]);
     std::fs::rename(&place, &away).unwrap();

@@ -1,6 +1,7 @@
 //! `status --watch` on a volume that is being written, with real processes: rates, times and replicas as objects and as
 //! lines.
 
+mod host;
 mod nbd;
 
 use std::io::{BufRead, BufReader};
@@ -53,19 +54,7 @@ impl Drop for Volume {
         self.run(&["down"]);
         self.run(&["rm", "--yes"]);
         // Nobody is left but the instance manager.
-        let root = self.root.path().to_str().unwrap().to_owned();
-        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            let text = String::from_utf8_lossy(&line);
-            let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
-            if let Some(pid) = pid
-                && text.starts_with(env!("CARGO_BIN_EXE_longhorn"))
-                && text.contains(&root)
-            {
-                let pid = nix::unistd::Pid::from_raw(pid);
-                let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
-            }
-        }
+        host::leave_nothing_of(self.root.path());
     }
 }
 
