@@ -156,6 +156,11 @@ impl Shared {
         }
     }
 
+    /// True if the chunk is marked, as far as this engine has written into it or was told of its mark.
+    pub fn is_marked(&self, chunk: u64) -> bool {
+        self.stamps.get(chunk).is_some_and(|s| s.load(Ordering::Acquire) != 0)
+    }
+
     /// True if the chunk is marked and everything written into it is covered by this flush, or one before it, and that is complete
     /// everywhere.
     pub fn clearable(&self, chunk: u64, flush: u64) -> bool {

@@ -200,8 +200,11 @@ impl Conductor {
         }
     }
 
-    /// Puts the marked chunks of the dead in doubt. All other marks are from finished writes: they are only kept to
-    /// be taken back after a flush.
+    /// Puts the marked chunks in doubt where somebody is dead. Otherwise the marks are from finished writes: they are only kept to be
+    /// taken back after a flush.
+    ///
+    /// What the others mark, or this engine knows to be marked, is in doubt, too. The dead mark the same, but for a directory that was put
+    /// back as it was within the last two rounds: that has no mark of what it lacks ([`super::rounds`]).
     ///
     /// Who is alone has nobody to differ from but who is away: as long as an epoch with that one counts, an engine may yet go on
     /// from it, and a client that was told of a loss before would be told otherwise.
@@ -209,32 +212,34 @@ impl Conductor {
         let shared = self.config.shared.clone();
         let away = !self.replicas.failing().minus(together).is_empty();
         let differ = if together.len() > 1 { dead.all } else { dead.unpowered };
-        let doubtful = if (together.len() > 1 || away) && !sabotaged!(self, skip_intent) {
-            differ
-        } else {
-            MemberSet::EMPTY
-        };
         if !together.is_empty() && dead.unpowered == together {
             self.look_for_a_loss(together);
         }
-        for member in together.iter() {
-            let Some(marked) = self.replicas.get(member).state.as_ref().map(|s| s.intent.clone()) else {
-                continue;
-            };
-            for chunk in marked.into_iter().flat_map(|range| shared.chunks_of(range)) {
-                if doubtful.has(member) && chunk < shared.chunks() {
-                    let owed = self.owed(chunk);
-                    shared.put_in_doubt(chunk);
-                    self.doubt.view.reset();
-                    let chunk = self.doubt.chunks.entry(chunk).or_default();
-                    chunk.owed = chunk.owed.max(owed);
-                    chunk.dead.all = chunk.dead.all.or(dead.all);
-                    chunk.dead.unpowered = chunk.dead.unpowered.or(dead.unpowered);
-                    chunk.spoilt |= chunk.left.is_some();
-                } else {
-                    shared.wrote(Extent::new(chunk.saturating_mul(shared.chunk()), 1));
-                }
+        let told_by = |members: MemberSet| -> BTreeSet<u64> {
+            let states = members.iter().filter_map(|m| self.replicas.state(m));
+            states.flat_map(|s| &s.intent).flat_map(|range| shared.chunks_of(*range)).collect()
+        };
+        let marked = told_by(together);
+        let alike = differ.is_empty() || together.len() == 1 && !away || sabotaged!(self, skip_intent);
+        let doubtful = match (alike, sabotaged!(self, others_marks_spared)) {
+            (true, _) => BTreeSet::new(),
+            (false, true) => told_by(differ),
+            (false, false) => {
+                (0..shared.chunks()).filter(|n| marked.contains(n) || shared.is_marked(*n)).collect()
             }
+        };
+        for chunk in marked.difference(&doubtful) {
+            shared.wrote(Extent::new(chunk.saturating_mul(shared.chunk()), 1));
+        }
+        for number in doubtful {
+            let owed = self.owed(number);
+            shared.put_in_doubt(number);
+            self.doubt.view.reset();
+            let chunk = self.doubt.chunks.entry(number).or_default();
+            chunk.owed = chunk.owed.max(owed);
+            chunk.dead.all = chunk.dead.all.or(dead.all);
+            chunk.dead.unpowered = chunk.dead.unpowered.or(dead.unpowered);
+            chunk.spoilt |= chunk.left.is_some();
         }
         if self.doubt.is_empty() {
             self.doubt.lost = Owed::Nobody;

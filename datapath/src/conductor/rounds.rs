@@ -180,7 +180,8 @@ mod tests {
     }
 
     fn knows(epoch: &Epoch) -> Option<ReplicaState> {
-        Some(ReplicaState { epoch: Some(epoch.clone()), ..ReplicaState::default() })
+        let previous_generation = Generation::from(8);
+        Some(ReplicaState { epoch: Some(epoch.clone()), previous_generation, ..ReplicaState::default() })
     }
 
     /// Which of the replicas 1, 2 and 3 a volume starts with.
@@ -230,6 +231,9 @@ mod tests {
         let authority = Some(Some(at(0)));
         let alone = |first| chosen(Quorum::Any, authority.as_ref(), &[first, None, knows(&at(3))]);
         assert_eq!(alone(None), Ok(vec![3]), "nobody is here to tell");
+        // Another program has written that directory: its records tell of nobody.
+        let foreign = knows(&at(9)).map(|s| ReplicaState { imported: true, ..s });
+        assert_eq!(alone(foreign), Ok(vec![3]));
         // Who is of no use itself tells all the same.
         let unended = knows(&at(9)).map(|s| ReplicaState { rebuilding: true, ..s });
         assert!(alone(unended).is_err());

@@ -2,6 +2,7 @@
 
 use datapath::conductor::{Mode, Quorum, Robustness};
 use lh_block::{BLOCK, Extent, Op, Round};
+use lh_wire::WRITE_WINDOW;
 
 use crate::replica::Replica;
 use crate::stories::{opened, plan};
@@ -196,6 +197,101 @@ fn who_is_put_back_as_it_was_rounds_ago_is_not_gone_on_with() {
     let copy = as_it_was(&mut world);
     world.all_die_and_1_returns_as(copy);
     world.goes_on_when_3_returns();
+}
+
+/// Its host has died together with the engine, and is back as it was within the last two rounds, while the others lived on. What they were
+/// asked to write since is marked on them, and not on the copy.
+#[test]
+fn who_is_put_back_as_it_was_within_two_rounds_gets_what_the_others_mark() {
+    for quorum in [Quorum::Any, Quorum::Majority] {
+        let mut world = opened(quorum);
+        world.writes_durably_to(2);
+        let copy = world.replicas[0].clone();
+        world.writes_durably_to(4);
+        // The last writes of a session are remembered one by one: this is none of them.
+        (0..WRITE_WINDOW).for_each(|_| world.writes_to(6));
+        assert!(world.is_marked(4) && world.round(1) == copy.epoch.as_ref().and_then(|e| e.round));
+        world.dies(1);
+        world.replicas[0] = copy;
+        world.replicas[0].kill();
+        world.crash_engine();
+        world.returns(1);
+        world.run_until("the volume opens", World::is_open);
+        assert_eq!(world.members().len(), 3);
+        world.reads_from(4);
+        world.settle();
+    }
+}
+
+/// The copy is one from a clean end, and the engine after that died before it had asked for two rounds. By itself it says that it lacks
+/// nothing.
+#[test]
+fn who_is_put_back_as_it_was_before_the_engine_began_is_not_begun_with() {
+    let mut world = opened(Quorum::Majority);
+    world.writes_durably_to(2);
+    world.command(datapath::conductor::Command::Shutdown);
+    world.run_until("it has ended", |w| w.happened.contains_key("closed"));
+    let copy = world.replicas[0].clone();
+    world.run_until("the next one serves", World::is_open);
+    world.writes_durably_to(4);
+    (0..WRITE_WINDOW).for_each(|_| world.writes_to(6));
+    world.dies(1);
+    world.replicas[0] = copy;
+    world.replicas[0].kill();
+    world.crash_engine();
+    world.returns(1);
+    world.run_until("the volume opens", World::is_open);
+    world.reads_from(4);
+    assert_eq!(world.members(), ["r2", "r3"]);
+    world.run_until("it is filled", |w| w.mode(1) == Mode::Rw);
+    world.settle();
+}
+
+/// A copy of the round before goes on with the others, and is a member like them from then on. It gets an epoch in the present round before
+/// the next one is asked for, or it would be two behind them, and be left out where it alone has kept its power.
+#[test]
+fn who_goes_on_from_the_round_before_is_in_the_present_one_before_the_next() {
+    let mut world = opened(Quorum::Any);
+    world.writes_durably_to(2);
+    let copy = world.replicas[0].clone();
+    world.runs_to_round(1);
+    world.run_for(100);
+    (1..=3).for_each(|r| world.dies(r));
+    world.run_until("all are lost", |w| w.status().robustness == Robustness::Faulted);
+    world.replicas[0] = copy;
+    world.replicas[0].kill();
+    (1..=3).for_each(|r| world.returns(r));
+    world.run_until("they go on", |w| w.status().robustness == Robustness::Healthy);
+    world.writes_durably_to(4);
+    world.replicas[0].stalled_until = u64::MAX;
+    world.run_until("others have the next round", |w| (2..=3).any(|r| w.round(r) == Some(Round(2))));
+    (1..=3).for_each(|r| world.dies(r));
+    world.crash_engine();
+    world.replicas[0].stalled_until = 0;
+    (1..=3).for_each(|r| world.returns(r));
+    world.run_until("the volume opens", World::is_open);
+    assert_eq!(world.members().len(), 3);
+    world.settle();
+}
+
+/// It is one of two that are left of three, and goes on with the other, under an engine that lives on.
+#[test]
+fn who_returns_as_it_was_within_two_rounds_gets_what_the_engine_knows_to_be_marked() {
+    let mut world = opened(Quorum::Majority);
+    world.dies(3);
+    world.writes_durably_to(2);
+    let copy = world.replicas[0].clone();
+    world.writes_durably_to(4);
+    assert!(world.is_marked(4));
+    world.dies(1);
+    world.replicas[0] = copy;
+    world.replicas[0].kill();
+    world.run_until("too few are left", |w| w.status().robustness == Robustness::Faulted);
+    world.returns(1);
+    world.run_until("it goes on", |w| w.status().robustness != Robustness::Faulted);
+    world.reads_from(4);
+    world.returns(3);
+    world.settle();
 }
 
 /// A copy has what a revert takes away, and the head that stands where the new one stands.

@@ -74,7 +74,7 @@ impl World {
         self.reads_from(0);
     }
 
-    fn reads_from(&mut self, hot: u64) {
+    pub(crate) fn reads_from(&mut self, hot: u64) {
         let last = self.engines.len() - 1;
         let before = self.oracle.answered_reads;
         assert!(self.request(last, 1, Op::Read, Extent::new(Self::hot(hot) * BLOCK, BLOCK)));

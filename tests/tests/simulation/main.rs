@@ -204,6 +204,7 @@ fn a_directory_that_is_put_back_as_it_was_is_told_from_the_member() {
         "copy put back while all are away",
         "copy put back before a start",
         "copy put back behind a clean end",
+        "copy put back beside an engine that dies, while the others live on",
     ];
     for state in states {
         assert!(seen.get(state).is_some_and(|n| *n > COPY_SEEDS / 20), "{state}: {seen:?}");
@@ -424,6 +425,14 @@ fn what_is_written_behind_a_round_covered_by_it() {
     let conductor = InConductor { rounds_unpinned: true, ..InConductor::default() };
     let sabotage = Sabotage { conductor, ..Sabotage::default() };
     noticed_in(Some(Mix::Copies), 1, "what_is_written_behind_a_round_covered_by_it", sabotage);
+}
+
+/// One that is put back as it was within the last two rounds lacks what others mark, when it and the engine die and they live on.
+#[test]
+fn marks_of_who_lives_on_spared() {
+    let conductor = InConductor { others_marks_spared: true, ..InConductor::default() };
+    let sabotage = Sabotage { conductor, ..Sabotage::default() };
+    noticed_in(Some(Mix::Copies), 1, "marks_of_who_lives_on_spared", sabotage);
 }
 
 /// The first replica has to be lost while the epoch with the second one is made.

@@ -7,7 +7,8 @@ impl World {
     /// Once all is well: a disk is copied, the volume goes on, and the copy takes the disk's place.
     pub(super) fn put_a_copy_back(&mut self) {
         let node = self.some_node();
-        let soon = self.dice.chance(500);
+        let way = self.dice.below(5);
+        let soon = way == 4 || self.dice.chance(500);
         let (before, after) =
             (self.dice.below(3 * SECOND), self.dice.below(if soon { 2 } else { 6 } * SECOND));
         self.budget = self.dice.between(30, 200);
@@ -17,6 +18,13 @@ impl World {
             self.at(self.now + before / 2, Event::Fault(Fault::Snapshot));
         }
         self.wait(before);
+        if way == 4 && self.dice.chance(800) {
+            // No chunk is marked any more when it is copied.
+            self.budget = 0;
+            self.wait(8 * SECOND);
+            self.budget = self.dice.between(30, 200);
+            self.at(self.now + MS, Event::Clients(true));
+        }
         let copy = self.nodes[node].disk.copy(&mut self.dice);
         self.note("disk copied".into());
         if self.dice.chance(400) {
@@ -35,6 +43,9 @@ impl World {
         // What is answered by now is flushed, and its marks are taken back, or not yet.
         let rest = if soon { 0 } else { self.dice.below(8 * SECOND) };
         self.wait(rest);
+        if way == 4 {
+            self.break_all_links();
+        }
         if self.broken.is_some() {
             return;
         }
@@ -52,7 +63,7 @@ impl World {
         // Who is ahead of it has to be heard by a start.
         self.grace = 3 * SECOND;
         let mut out = Outbox::default();
-        match self.dice.below(4) {
+        match way {
             0 => self.note("copy put back while the others go on".into()),
             1 => {
                 self.note("copy put back while all are away".into());
@@ -63,9 +74,13 @@ impl World {
                 self.replace_engine(&mut out);
                 (0..self.nodes.len()).filter(|n| *n != node).for_each(|n| self.kill_node(n, &mut out));
             }
-            _ => {
+            3 => {
                 self.note("copy put back behind a clean end".into());
                 self.end_cleanly();
+            }
+            _ => {
+                self.note("copy put back beside an engine that dies, while the others live on".into());
+                self.replace_engine(&mut out);
             }
         }
         self.exchange_disk(node, copy, &mut out);
@@ -73,6 +88,15 @@ impl World {
         self.powered[node] = false;
         self.carry(out);
         self.goes_on(Self::is_healthy);
+    }
+
+    /// Everything goes on, and the last writes of the sessions are remembered by nobody any more: the marks alone tell of them.
+    fn break_all_links(&mut self) {
+        let mut out = Outbox::default();
+        (0..self.nodes.len()).for_each(|node| self.break_conns(node, &mut out));
+        self.carry(out);
+        self.wait(100 * MS);
+        self.play(self.now + SECOND, |w| w.is_healthy() && w.quiet());
     }
 
     /// The engine is told to end, and has.
