@@ -7,7 +7,8 @@
 //! - the authority's, if it can be read: it stores an epoch before anything is acknowledged under it;
 //! - without it, the newest one found, if every member of it is here: a younger epoch would have left itself on one of
 //!   them, since who stays has recorded it;
-//! - with quorum `majority`, the newest one found among a majority of the configured replicas.
+//! - with quorum `majority`, the newest one found among a majority of the configured replicas, unless that only announces that the
+//!   volume begins, and another one tells of more.
 //!
 //! Everything else is a guess, which people make ([`Choice::Guess`]): the volume then is what that replica held when it
 //! was left out, and what was acknowledged later may be lost.
@@ -154,8 +155,17 @@ fn newest_with_all_members(candidates: &[Candidate], why: &str) -> Result<Epoch,
     ))
 }
 
+/// Number 0 announces that a volume begins, and never counts: where another replica tells of more it was away then.
 fn newest_of_a_majority(candidates: &[Candidate]) -> Result<Epoch, String> {
     let epoch = newest(candidates).ok_or(NEVER_STARTED)?;
+    let tells_of_data =
+        |c: &Candidate| c.held.as_ref().is_ok_and(|h| h.epoch.as_ref().is_some_and(|e| e.counter > 0));
+    if epoch.counter == 0 && candidates.iter().any(tells_of_data) {
+        return Err(format!(
+            "epoch {} says that the volume was about to begin anew, and not every replica is one without a record of it",
+            number(epoch)
+        ));
+    }
     let counted = || candidates.iter().filter(|c| !c.learner);
     let told = counted().filter(|c| c.held.as_ref().is_ok_and(|h| h.epoch.is_some() && !h.imported)).count();
     let (all, need) = (counted().count(), counted().count() / 2 + 1);
@@ -217,12 +227,12 @@ fn number(epoch: &Epoch) -> String {
     format!("{attachment}.{restart}.{}", epoch.counter)
 }
 
-/// Of those that can be used, the one with the youngest epoch that has it; then the one written last; then the first.
+/// Of those that can be used, the one with the youngest epoch that has it, of those that may have counted; then the one written last; then the first.
 fn best_guess(candidates: &[Candidate], verdicts: &[Verdict]) -> Option<String> {
     let usable = candidates.iter().zip(verdicts).filter(|(_, v)| !matches!(v, Verdict::Unusable(_)));
     let key = |c: &Candidate| {
         let held = c.held.as_ref().ok();
-        let epoch = held.filter(|h| !h.imported).and_then(|h| h.epoch.as_ref());
+        let epoch = held.filter(|h| !h.imported).and_then(|h| h.epoch.as_ref()).filter(|e| e.counter > 0);
         (epoch.map(|e| (e.order(), e.has(&c.name))), held.map(|h| h.written))
     };
     let mut usable: Vec<&Candidate> = usable.map(|(c, _)| c).collect();

@@ -103,10 +103,19 @@ fn by_all_members(own: Generation, candidates: &[Candidate<'_>], why: &str) -> C
 /// A majority of the configured replicas has to tell its epoch; the newest counts. Who has none tells nothing: it may have been made anew
 /// where what it held was lost. Only where the first epoch was announced and not made yet (number 0) they may all be as they were made:
 /// then the volume begins once more, with all of them. With those alone that have heard of it the others would be filled, one would record
-/// the epoch with it before the others do, and fewer than a majority would ever tell one.
+/// the epoch with it before the others do, and fewer than a majority would ever tell one. Whoever tells of more than number 0 then was away
+/// when the volume was announced, whose replicas had been emptied: nobody decides by himself to begin without what it holds, or with it.
 fn by_majority(own: Generation, majority: u32, candidates: &[Candidate<'_>]) -> Choice {
     let mut counted: Vec<Candidate<'_>> = candidates.iter().copied().filter(|c| c.counts).collect();
     let Some(epoch) = newest(&counted) else { return first_start(&counted) };
+    let known: Vec<&str> = candidates.iter().filter(|c| tells_of_data(c)).map(|c| c.name).collect();
+    if epoch.counter == 0 && !known.is_empty() {
+        return Choice::Wait(format!(
+            "the volume was about to begin anew, since no replica had a record of it any more, and now there is one on {}: \
+             `longhornctl salvage` begins with what is there",
+            known.join(", ")
+        ));
+    }
     let told = counted.iter().filter(|c| c.state.is_some_and(|s| s.epoch.is_some())).count();
     let need = usize::try_from(majority).unwrap_or(usize::MAX);
     let is_first = epoch.counter == 0 && counted.iter().all(|c| c.state.is_some_and(|s| !s.imported));
@@ -125,6 +134,11 @@ fn by_majority(own: Generation, majority: u32, candidates: &[Candidate<'_>]) -> 
         });
     }
     start_from(epoch, candidates, |state| state.epoch.is_some() && was_there(own, epoch, state))
+}
+
+/// It has recorded an epoch that may have counted: something may have been answered since, and be on it.
+fn tells_of_data(candidate: &Candidate<'_>) -> bool {
+    candidate.state.and_then(|s| s.epoch.as_ref()).is_some_and(|e| e.counter > 0)
 }
 
 fn start_from(epoch: &Epoch, candidates: &[Candidate<'_>], holds: impl Fn(&ReplicaState) -> bool) -> Choice {

@@ -127,7 +127,7 @@ fn what_another_program_wrote_is_a_guess_after_every_other() {
     let foreign = || knows(&e).map(|h| Held { imported: true, written: 9, ..h });
     let mixed = among(Quorum::Any, &says(&e), [foreign(), lost(), lost()]);
     assert_eq!(mixed.choice, Choice::Guess("1".into()));
-    let older = epoch(1, 0, &["3"]);
+    let older = epoch(1, 1, &["3"]);
     let better = among(Quorum::Any, &says(&epoch(1, 2, &["2"])), [foreign(), lost(), knows(&older)]);
     assert_eq!(better.choice, Choice::Guess("3".into()));
     // A member that was overwritten does not speak for its epoch.
@@ -175,6 +175,22 @@ fn a_directory_that_is_rounds_behind_another_one_of_its_epoch_is_an_older_copy()
         assert_eq!(all.choice, sure(&["1", "3"]), "{quorum:?}");
         assert!(unsure(&all, 1).contains("older copy"));
     }
-    let alone = among(Quorum::Any, &says(&e), [lost(), knows(&at(7)), lost()]);
-    assert_eq!(alone.choice, sure(&["2"]), "nobody is ahead of it");
+    let foreign = knows(&at(9)).map(|h| Held { imported: true, ..h });
+    for nobody in [lost(), foreign] {
+        let alone = among(Quorum::Any, &says(&e), [nobody, knows(&at(7)), lost()]);
+        assert_eq!(alone.choice, sure(&["2"]), "nobody is ahead of it");
+    }
+}
+
+/// All were emptied, and the volume was about to begin anew; then the directory of one is back that was away.
+#[test]
+fn nobody_is_sure_of_a_volume_that_is_about_to_begin_anew_beside_one_that_has_a_record_of_it() {
+    let (old, announced) = (epoch(3, 5, &["1", "2", "3"]), epoch(7, 0, &["1", "2", "3"]));
+    let found =
+        among(Quorum::Majority, &Authority::Silent, [knows(&announced), knows(&old), knows(&announced)]);
+    assert_eq!((&found.choice, &found.epoch), (&Choice::Guess("2".into()), &None));
+    assert!((0..3).all(|n| unsure(&found, n).contains("begin anew")), "{found:?}");
+    // Nothing was ever answered by it alone.
+    let new = among(Quorum::Majority, &Authority::Silent, [knows(&announced), knows(&announced), lost()]);
+    assert_eq!(new.choice, sure(&["1", "2"]));
 }

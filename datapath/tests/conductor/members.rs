@@ -431,6 +431,24 @@ fn an_engine_that_knows_of_data_does_not_begin_an_empty_volume() {
     }
 }
 
+/// That the volume begins was only announced when the replicas are lost that know of it: nothing was answered, and empty ones begin it.
+#[test]
+fn an_engine_that_knows_of_an_announcement_alone_begins_with_empty_replicas() {
+    let mut world = World::new(7, plan(Quorum::Majority));
+    let announced = |r: &Replica| r.epoch.as_ref().is_some_and(|e| e.counter == 0);
+    world.run_until("it is announced", |w| w.replicas.iter().all(announced));
+    world.crash_engine();
+    world.run_until("the start begins", |w| w.engine().log.iter().any(|l| l.starts_with("starting with")));
+    assert!(world.replicas.iter().all(announced));
+    for n in 1..=3 {
+        world.dies(n);
+        world.replicas[n - 1] = Replica::new(&format!("r{n}"), SIZE, CHUNK);
+    }
+    (1..=3).for_each(|n| world.returns(n));
+    world.run_until("the volume opens", World::is_open);
+    world.settle();
+}
+
 /// 3 is out when the authority's epoch of before is put back, and is the only one that the next start hears. 1 and 2 know better, and
 /// come too late: what they hold is nowhere else.
 #[test]

@@ -150,6 +150,24 @@ fn a_directory_from_before_the_engine_that_names_it_is_none() {
     }
 }
 
+/// All were emptied, and the volume was about to begin anew when the engine ended; then the directory of one is back that was away.
+#[test]
+fn a_volume_does_not_begin_anew_beside_one_that_has_a_record_of_it() {
+    let (old, announced) = (epoch(3, 5, &["1", "2", "3"]), epoch(7, 0, &["1", "2", "3"]));
+    // Enough tell an epoch, and too few of them all.
+    for third in [fresh(), knows(&announced), None] {
+        let why = waits(among(Quorum::Majority, None, [knows(&announced), knows(&old), third]));
+        assert!(why.contains("there is one on 2: `longhornctl salvage`"), "{why}");
+    }
+    let five = [knows(&old), knows(&announced), fresh(), fresh(), fresh()];
+    let why = waits(among_all(Quorum::Majority, None, &five));
+    assert!(why.contains("there is one on 1: "), "{why}");
+    // That one learns, as far as the record knows.
+    let second = Candidate { counts: false, ..candidate(1, five[0].as_ref()) };
+    let why = waits(choose(Quorum::Majority, OWN, None, 1, &[candidate(0, five[1].as_ref()), second]));
+    assert!(why.contains("there is one on 2: "), "{why}");
+}
+
 /// An engine that was answered says so on its members; it also shows in the epoch that comes next.
 #[test]
 fn an_authority_that_was_put_back_is_not_believed() {
