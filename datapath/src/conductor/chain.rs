@@ -107,10 +107,10 @@ impl Conductor {
             _ if task.refused.is_some() && task.undecided().is_some() => self.begin_abort(&mut task),
             Stage::Reading(source) => self.read_chain(&mut task, source),
             Stage::Preparing => self.prepare(&mut task) && go(&mut task, Stage::Quieting),
-            Stage::Quieting => self.quiet(&mut task),
-            Stage::Pausing(switch) => self.paused(&mut task, switch),
+            Stage::Quieting => self.pause_once_quiet(&mut task),
+            Stage::Pausing(switch) => self.decide_once_paused(&mut task, switch),
             Stage::Committing => self.commit(&mut task),
-            Stage::Resuming(switch) => self.desk.switches.done(switch) && self.resumed(&mut task),
+            Stage::Resuming(switch) => self.flush_once_resumed(&mut task, switch),
             Stage::Flushing { flying, not_before } => self.flush(&mut task, flying, not_before),
             Stage::Settling => self.settle(&mut task),
             Stage::Aborting(resume) => self.abort(&mut task, resume),
@@ -276,7 +276,7 @@ impl Conductor {
         task.ballot = Ballot::default();
     }
 
-    fn quiet(&mut self, task: &mut Task) -> bool {
+    fn pause_once_quiet(&mut self, task: &mut Task) -> bool {
         if !self.prepare(task) || !self.desk.jobs.no_copies() || !self.doubt.is_empty() {
             return false;
         }
@@ -288,7 +288,7 @@ impl Conductor {
         go(task, Stage::Pausing(pause))
     }
 
-    fn paused(&mut self, task: &mut Task, pause: SwitchId) -> bool {
+    fn decide_once_paused(&mut self, task: &mut Task, pause: SwitchId) -> bool {
         let quiet = self.prepare(task) && self.desk.jobs.no_copies() && self.doubt.is_empty();
         if quiet && self.desk.switches.done(pause) {
             return self.decide(task);
@@ -391,7 +391,10 @@ impl Conductor {
     }
 
     /// Requests go on. How long they were held is what people feel of a snapshot.
-    fn resumed(&mut self, task: &mut Task) -> bool {
+    fn flush_once_resumed(&mut self, task: &mut Task, resume: SwitchId) -> bool {
+        if !self.desk.switches.done(resume) {
+            return false;
+        }
         if let Some(since) = task.paused.take() {
             let held = self.desk.now.saturating_sub(since) / 1000;
             self.desk.log(format!("requests were held for {held} us while the head was changed"));

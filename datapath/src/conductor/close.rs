@@ -65,7 +65,7 @@ impl Conductor {
             }
         }
         let moved = match closing.stage {
-            Stage::Waiting => self.close_begins(&mut closing),
+            Stage::Waiting => self.begin_close(&mut closing),
             Stage::Pausing(switch) => {
                 self.desk.switches.done(switch) && self.is_calm() && {
                     closing.stage = Stage::Flushing { flying: false };
@@ -101,7 +101,7 @@ impl Conductor {
     }
 
     /// Waits for what runs; or sees that a clean end is not to be had.
-    fn close_begins(&mut self, closing: &mut Closing) -> bool {
+    fn begin_close(&mut self, closing: &mut Closing) -> bool {
         if matches!(self.opening, Opening::Shut) || !matches!(self.phase, Phase::Running) {
             return self.end(closing, Why::Unopened);
         }

@@ -455,11 +455,13 @@ impl Conductor {
     }
 
     fn copy_next(&mut self, member: MemberId) -> bool {
-        let (now, busy) = (self.desk.now, self.pace.is_busy(self.desk.now, self.config.shared.activity()));
+        let now = self.desk.now;
+        self.pace.see(now, self.config.shared.activity());
+        self.pace.refill(now, self.desk.limits.rebuild_rate);
+        let (busy, free) = (self.pace.is_busy(now), self.pace.is_free(now));
         let at_once = if busy { 1 } else { self.desk.limits.copies as usize };
         let most = if busy { pace::BUSY_PIECE } else { u64::MAX };
         let ready = |r: &&mut Rebuild| r.copy.flying.len() < at_once && r.rests_until <= now;
-        let free = self.pace.is_free(now, self.desk.limits.rebuild_rate);
         let Some(rebuild) = self.replicas.rebuild(member).filter(ready).filter(|_| free) else {
             return false;
         };
@@ -482,7 +484,9 @@ impl Conductor {
         piece: usize,
         result: JobResult,
     ) {
-        let (now, busy) = (self.desk.now, self.pace.is_busy(self.desk.now, self.config.shared.activity()));
+        let now = self.desk.now;
+        self.pace.see(now, self.config.shared.activity());
+        let busy = self.pace.is_busy(now);
         let Some(rebuild) = self.replicas.rebuild_of(member, attempt) else { return };
         if let Some(since) = rebuild.copy.given_at(piece).filter(|_| busy) {
             // Half of the time at most: who waits meanwhile is not kept waiting by two copies in a row.

@@ -383,9 +383,11 @@ impl Conductor {
         let Some(source) = self.replicas.nearest(members) else { return false };
         let activity = self.config.shared.activity();
         let Some(scrub) = self.scrubs.of(attempt) else { return false };
-        let busy = scrub.pace.is_busy(now, activity);
+        scrub.pace.see(now, activity);
+        scrub.pace.refill(now, scrub.rate);
+        let busy = scrub.pace.is_busy(now);
         let at_once = if busy { 1 } else { copies as usize };
-        let rests = scrub.rests_until > now || !scrub.pace.is_free(now, scrub.rate);
+        let rests = scrub.rests_until > now || !scrub.pace.is_free(now);
         if scrub.flying.len() >= at_once || rests {
             return false;
         }
@@ -413,7 +415,8 @@ impl Conductor {
         let activity = self.config.shared.activity();
         let Some(scrub) = self.scrubs.of(attempt) else { return };
         let Some((range, since)) = scrub.flying.remove(&number) else { return };
-        if scrub.pace.is_busy(now, activity) {
+        scrub.pace.see(now, activity);
+        if scrub.pace.is_busy(now) {
             // Half of the time at most is the scrub's.
             scrub.rests_until = now.saturating_add(now.saturating_sub(since).min(REST_MAX));
         }

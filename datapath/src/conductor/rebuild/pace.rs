@@ -28,19 +28,27 @@ pub(in crate::conductor) struct Pace {
 }
 
 impl Pace {
-    /// True if clients were active lately. `activity` changes when they are.
-    pub(in crate::conductor) fn is_busy(&mut self, now: u64, activity: u64) -> bool {
+    /// Looks at whether clients are active: `activity` changes when they are.
+    pub(in crate::conductor) const fn see(&mut self, now: u64, activity: u64) {
         if activity != self.activity {
             self.activity = activity;
             self.active_until = now.saturating_add(ACTIVE_FOR);
         }
+    }
+
+    /// Clients were active lately, when last looked at.
+    pub(in crate::conductor) const fn is_busy(&self, now: u64) -> bool {
         now < self.active_until
     }
 
-    /// True if another copy may begin at `rate` bytes a second; 0: any rate.
-    pub(in crate::conductor) fn is_free(&mut self, now: u64, rate: u64) -> bool {
+    /// The bucket gets what time has brought at `rate` bytes a second; 0: any rate.
+    pub(in crate::conductor) fn refill(&mut self, now: u64, rate: u64) {
         self.paid_until = self.paid_until.max(now.saturating_sub(SECOND / BURST));
         self.free_at = if rate == 0 { 0 } else { self.paid_until };
+    }
+
+    /// Another copy may begin.
+    pub(in crate::conductor) const fn is_free(&self, now: u64) -> bool {
         self.free_at <= now
     }
 
@@ -52,7 +60,7 @@ impl Pace {
         }
     }
 
-    /// When the bucket lets the next copy through, as far as was asked.
+    /// When the bucket lets the next copy through, as it was refilled last.
     pub(in crate::conductor) const fn free_at(&self) -> u64 {
         self.free_at
     }
@@ -67,21 +75,28 @@ mod tests {
         let (mut pace, mut copied, rate) = (Pace::default(), 0, 10 << 20);
         for ms in 0..10_000 {
             let now = SECOND + ms * 1_000_000;
-            while pace.is_free(now, rate) {
+            pace.refill(now, rate);
+            while pace.is_free(now) {
                 pace.spend(1 << 20, rate);
+                pace.refill(now, rate);
                 copied += 1 << 20;
             }
         }
         let allowed = 10 * rate + rate / BURST + (1 << 20);
         assert!(copied <= allowed && copied >= 10 * rate - (1 << 20), "{copied}");
-        assert!(pace.is_free(20 * SECOND, 0), "without a limit there is none");
+        pace.refill(20 * SECOND, 0);
+        assert!(pace.is_free(20 * SECOND), "without a limit there is none");
     }
 
     #[test]
     fn clients_are_busy_for_a_while() {
         let mut pace = Pace::default();
-        assert!(!pace.is_busy(1, 0));
-        assert!(pace.is_busy(2, 1) && pace.is_busy(1 + ACTIVE_FOR, 1));
-        assert!(!pace.is_busy(2 + ACTIVE_FOR, 1));
+        let mut is_busy = |now, activity| {
+            pace.see(now, activity);
+            pace.is_busy(now)
+        };
+        assert!(!is_busy(1, 0));
+        assert!(is_busy(2, 1) && is_busy(1 + ACTIVE_FOR, 1));
+        assert!(!is_busy(2 + ACTIVE_FOR, 1));
     }
 }
