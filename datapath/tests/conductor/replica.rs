@@ -580,6 +580,8 @@ impl Replica {
                 return Err(Refusal::Said("not known".into()));
             }
             Control::LayerMap { layer, from, recorded } => {
+                // It is filled where a member should hold anything, whatever its own checksums say that it held.
+                assert!(!*recorded || !self.rebuilding, "who is filled is asked what is on record");
                 let Some(layer) = self.layers.iter().find(|l| l.name == *layer) else {
                     return Err(Refusal::Said("no such layer".into()));
                 };
