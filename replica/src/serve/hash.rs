@@ -47,7 +47,24 @@ struct State {
     /// What is read now, and how far.
     running: Option<(String, Arc<Pace>, u64, u64)>,
     outcomes: BTreeMap<String, HashOutcome>,
+    /// Those of them that are over, the oldest first.
+    over: VecDeque<String>,
     has_thread: bool,
+}
+
+impl State {
+    /// Keeps an outcome. Beyond [`KEPT_MAX`] the oldest one that is over is forgotten: what waits or runs has its thread.
+    fn set(&mut self, name: String, outcome: HashOutcome) {
+        self.over.retain(|known| *known != name);
+        if outcome != HashOutcome::Running {
+            self.over.push_back(name.clone());
+        }
+        self.outcomes.insert(name, outcome);
+        while self.outcomes.len() > KEPT_MAX {
+            let Some(oldest) = self.over.pop_front() else { break };
+            self.outcomes.remove(&oldest);
+        }
+    }
 }
 
 /// The hasher of one replica directory. All clones are one.
@@ -73,7 +90,7 @@ impl Hasher {
         for name in names {
             let waits = state.queue.iter().any(|task| task.name == name && task.again >= again);
             if !waits {
-                state.outcomes.insert(name.clone(), HashOutcome::Running);
+                state.set(name.clone(), HashOutcome::Running);
                 state.queue.push_back(Task { name, again, rate, folded: None });
             }
         }
@@ -83,15 +100,12 @@ impl Hasher {
     /// The layer of a snapshot that another was folded into, with the checksums of both from before.
     pub(super) fn add_folded(&self, name: String, before: Box<FoldedChecksums>) {
         let mut state = self.lock();
-        state.outcomes.insert(name.clone(), HashOutcome::Running);
+        state.set(name.clone(), HashOutcome::Running);
         state.queue.push_back(Task { name, again: false, rate: UNASKED_HASH_RATE, folded: Some(before) });
         self.begin(state);
     }
 
     fn begin(&self, mut state: MutexGuard<'_, State>) {
-        while state.outcomes.len() > KEPT_MAX {
-            state.outcomes.pop_first();
-        }
         if state.queue.is_empty() || std::mem::replace(&mut state.has_thread, true) {
             return;
         }
@@ -101,7 +115,7 @@ impl Hasher {
             state.has_thread = false;
             let tasks = std::mem::take(&mut state.queue);
             for task in tasks {
-                state.outcomes.insert(task.name, HashOutcome::Failed(format!("no thread for it: {e}")));
+                state.set(task.name, HashOutcome::Failed(format!("no thread for it: {e}")));
             }
         }
     }
@@ -113,7 +127,7 @@ impl Hasher {
         let (gone, left): (Vec<Task>, Vec<Task>) = state.queue.drain(..).partition(|task| wanted(&task.name));
         state.queue.extend(left);
         for task in gone {
-            state.outcomes.insert(task.name, HashOutcome::Failed(ScrubError::Stopped.to_string()));
+            state.set(task.name, HashOutcome::Failed(ScrubError::Stopped.to_string()));
         }
         if let Some((running, pace, ..)) = &state.running
             && wanted(running)
@@ -176,7 +190,7 @@ impl Hasher {
             });
             let mut state = self.lock();
             state.running = None;
-            state.outcomes.insert(task.name, outcome);
+            state.set(task.name, outcome);
         }
     }
 
@@ -210,5 +224,32 @@ impl Hasher {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing that holds it can leave it half written.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_outcome_is_forgotten_and_none_of_what_is_not_over() {
+        let done = |checksum| HashOutcome::Complete { checksum, corrupted: false };
+        let mut state = State::default();
+        // The first one by name waits, and so does one that was over before.
+        state.set("a".to_owned(), HashOutcome::Running);
+        state.set("b".to_owned(), done(1));
+        state.set("b".to_owned(), HashOutcome::Running);
+        for n in 0..KEPT_MAX as u64 {
+            state.set(format!("s{:03}", KEPT_MAX as u64 - n), done(n));
+        }
+        assert_eq!(state.outcomes.len(), KEPT_MAX);
+        for name in ["a", "b"] {
+            assert_eq!(state.outcomes.get(name), Some(&HashOutcome::Running), "{name}");
+        }
+        let kept = |name: &str| state.outcomes.contains_key(name);
+        assert!(
+            !kept("s256") && !kept("s255") && kept("s254") && kept("s001"),
+            "the newest one has the first name"
+        );
     }
 }
