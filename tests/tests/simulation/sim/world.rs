@@ -367,11 +367,6 @@ pub(crate) struct World {
     /// As in the limits of a conductor.
     grace: u64,
     sabotage: Sabotage,
-    /// Epochs say what their members had recorded, and members note that they count: in every fourth run, and where it matters. The
-    /// others are as they were without that, and those among them that notice what is rare go on noticing it.
-    epochs_tell: bool,
-    /// Marks are taken back in rounds: in every eighth run, and where it matters, for the same reason.
-    rounds: bool,
     broken: Option<String>,
     errors_injected: bool,
     tracing: bool,
@@ -438,8 +433,6 @@ impl World {
             quorum: Quorum::Any,
             grace: 3 * SECOND,
             sabotage,
-            epochs_tell: seed % 4 == 3,
-            rounds: seed % 8 == 1,
             broken: None,
             errors_injected: false,
             tracing,
@@ -502,9 +495,7 @@ impl World {
             _ if self.mix == Mix::Rot => Quorum::Any,
             _ => Quorum::Unsafe,
         };
-        self.rounds |= self.mix == Mix::Copies;
         if matches!(self.mix, Mix::Older | Mix::Copies) {
-            self.epochs_tell = true;
             self.quorum = if self.dice.chance(500) { Quorum::Majority } else { Quorum::Any };
         }
         if self.mix == Mix::Grow {
@@ -838,11 +829,7 @@ impl World {
                 clear_every_ns: SECOND,
                 ..Limits::default()
             },
-            sabotage: conductor::Sabotage {
-                after_unnoted: !self.epochs_tell || self.sabotage.conductor.after_unnoted,
-                rounds_unasked: !self.rounds || self.sabotage.conductor.rounds_unasked,
-                ..self.sabotage.conductor
-            },
+            sabotage: self.sabotage.conductor,
         };
         let number = self.engine_count;
         self.say(|| format!("engine {number} starts"));
