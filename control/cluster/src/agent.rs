@@ -8,11 +8,12 @@ mod bounded;
 mod command;
 mod device;
 mod disk;
+mod kept;
 mod level;
 mod local;
 mod reach;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ use tonic::{Code, Status, async_trait};
 use crate::api::{EngineSpec, InstanceState, ReplicaMode, ReplicaSpec, SnapshotLimits};
 
 pub(crate) use bounded::Bounded;
+pub use bounded::PATIENCE;
 pub(crate) use command::authority_at;
 pub use command::{engine_command, replica_command};
 pub use disk::{DISK_CONFIG, inspect};
@@ -229,6 +231,11 @@ pub trait Agent: Send + Sync + 'static {
     /// Every process, by name.
     async fn processes(&self) -> Result<BTreeMap<String, ProcessView>, AgentError>;
 
+    /// One of them as it is now; `None`: there is none of that name. The others, of which there may be hundreds, are not read for it.
+    async fn process(&self, name: &str) -> Result<Option<ProcessView>, AgentError> {
+        Ok(self.processes().await?.remove(name))
+    }
+
     /// Waits until a process changes. Returns at once after a change that nobody waited for.
     async fn changed(&self);
 
@@ -315,6 +322,16 @@ pub trait Agent: Send + Sync + 'static {
     /// ([`AgentError::Failed`]) while an engine of the volume runs; nothing is done where another stay has begun. `image`: whose program
     /// does it, that of an instance manager may be older.
     async fn end_stay(&self, _volume: &str, _stay: &str, _image: &str) -> Result<(), AgentError> {
+        Ok(())
+    }
+
+    /// Volumes of which something is kept on this node besides data, such as a key.
+    async fn kept_volumes(&self) -> BTreeSet<String> {
+        BTreeSet::new()
+    }
+
+    /// Removes what is kept of a volume besides data. Refused ([`AgentError::Failed`]) while its device is there.
+    async fn forget_volume(&self, _volume: &str) -> Result<(), AgentError> {
         Ok(())
     }
 

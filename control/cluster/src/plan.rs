@@ -27,6 +27,8 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
+use crate::api::Condition;
+
 /// The finalizer that keeps a resource until what it stands for is gone; Longhorn's, so that either can finish what the
 /// other began.
 pub const FINALIZER: &str = "longhorn.io";
@@ -65,10 +67,29 @@ pub fn written(time: Timestamp) -> String {
     format!("{}", time.strftime("%Y-%m-%dT%H:%M:%SZ"))
 }
 
-/// How long ago a written time is; `None` if nothing readable is written. What is in the future is now.
+/// So far apart clocks are that are kept: what was written with one may lie ahead by that with another.
+const SKEW: SignedDuration = SignedDuration::from_mins(5);
+
+/// How long ago a written time is; `None` if nothing is written that can be believed: it is unreadable, or so far ahead that a clock
+/// was wrong. What is ahead by less is now.
 pub fn age(time: &str, now: Timestamp) -> Option<Duration> {
     let then: Timestamp = time.parse().ok()?;
-    Some(now.duration_since(then).max(SignedDuration::ZERO).unsigned_abs())
+    let passed = now.duration_since(then);
+    (passed >= -SKEW).then(|| passed.max(SignedDuration::ZERO).unsigned_abs())
+}
+
+/// Writes times anew that lie so far ahead that they were written with a wrong clock: counted from now, whatever waits for them waits once
+/// more, and not until that clock is right.
+fn renew<'a>(times: impl IntoIterator<Item = &'a mut String>, now: Timestamp) {
+    let is_ahead = |time: &str| time.parse().is_ok_and(|then: Timestamp| then.duration_since(now) > SKEW);
+    for time in times.into_iter().filter(|time| is_ahead(time)) {
+        *time = written(now);
+    }
+}
+
+/// [`renew`] for when conditions became what they are.
+fn renew_conditions(conditions: &mut [Condition], now: Timestamp) {
+    renew(conditions.iter_mut().map(|c| &mut c.last_transition_time), now);
 }
 
 #[cfg(test)]
@@ -99,5 +120,15 @@ mod tests {
         assert_eq!(age("2023-11-14T22:13:05Z", now), Some(Duration::from_secs(15)));
         assert_eq!(age("2023-11-14T22:14:00Z", now), Some(Duration::ZERO));
         assert_eq!(age("", now), None);
+    }
+
+    #[test]
+    fn what_a_wrong_clock_wrote_is_not_believed_and_is_written_anew() {
+        let now = Timestamp::from_second(1_700_000_000).unwrap();
+        let at = |seconds| written(now + SignedDuration::from_secs(seconds));
+        assert_eq!((age(&at(300), now), age(&at(301), now)), (Some(Duration::ZERO), None));
+        let mut times = [at(-301), at(300), at(301), String::new()];
+        renew(&mut times, now);
+        assert_eq!(times, [at(-301), at(300), at(0), String::new()]);
     }
 }

@@ -16,6 +16,7 @@ mod desk;
 mod drain;
 mod engines;
 mod facts;
+mod failures;
 mod here;
 mod idle;
 mod instance_pod;
@@ -44,7 +45,7 @@ mod trim;
 mod upgrades;
 mod webhook;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -52,7 +53,7 @@ use std::time::Duration;
 use control::host::{Root, RootError};
 use kube::ResourceExt;
 use thiserror::Error;
-use tokio::task::JoinSet;
+use tokio::task::{Id, JoinSet};
 use tokio::time::Instant;
 
 use crate::agent::{Agent, Bounded, LocalAgent, ProcessView, Reach, authority_at};
@@ -161,6 +162,7 @@ struct Context {
     leadership: Leadership,
     certificate: webhook::Certificate,
     orphans_seen: Mutex<orphans::Seen>,
+    unknown: Mutex<stays::Unknown>,
     sizes: Mutex<engines::Sizes>,
 }
 
@@ -272,6 +274,7 @@ pub async fn run(
         leadership,
         certificate,
         orphans_seen: Mutex::default(),
+        unknown: Mutex::default(),
         sizes: Mutex::default(),
     });
     tokio::select! {
@@ -307,15 +310,12 @@ async fn answer_questions(context: &Arc<Context>) -> Result<(), RunError> {
 
 /// Looks at what changed, for ever.
 async fn work(context: &Arc<Context>) {
-    let mut queue = Queue::default();
-    let mut looks = JoinSet::new();
+    let mut queue: Queue<Key> = Queue::default();
+    let mut looks = Looks::default();
     loop {
         while let Some(key) = queue.take(Instant::now()) {
-            let context = Arc::clone(context);
-            looks.spawn(async move {
-                let outcome = look(&context, &key).await;
-                (key, outcome)
-            });
+            let (context, of) = (Arc::clone(context), key.clone());
+            looks.begin(key, async move { look(&context, &of).await });
         }
         let due = queue.next_due();
         let sleep = async {
@@ -327,21 +327,45 @@ async fn work(context: &Arc<Context>) {
         // What has ended first: its place is free for what is due.
         tokio::select! {
             biased;
-            Some(ended) = looks.join_next() => match ended {
-                Ok((key, outcome)) => queue.ended(key, outcome, Instant::now()),
-                // A panic is a mistake in a decision: all is looked at again, and the log has it.
-                Err(e) => {
-                    tracing::error!(error = %e, "a look ended badly");
-                    queue = Queue::default();
-                    context.news.tell(processes::everything(context).into_iter().chain([Key::All]));
-                }
-            },
+            Some((key, outcome)) = looks.ended() => queue.ended(key, outcome, Instant::now()),
             () = context.news.wait() => {
                 for key in context.news.take() {
                     queue.changed(key, Instant::now());
                 }
             }
             () = sleep => {}
+        }
+    }
+}
+
+/// The looks that go on, each with what it looks at.
+#[derive(Default)]
+struct Looks {
+    tasks: JoinSet<Outcome>,
+    keys: HashMap<Id, Key>,
+}
+
+impl Looks {
+    fn begin(&mut self, key: Key, look: impl Future<Output = Outcome> + Send + 'static) {
+        let task = self.tasks.spawn(look).id();
+        self.keys.insert(task, key);
+    }
+
+    /// The next one that ends; `None`: none goes on. May be cancelled.
+    async fn ended(&mut self) -> Option<(Key, Outcome)> {
+        loop {
+            let (task, outcome) = match self.tasks.join_next_with_id().await? {
+                Ok(ended) => ended,
+                // A panic is a mistake in one decision: it is made again, later and later, and the log has it. Whatever else is to be
+                // looked at, and when, is as it was.
+                Err(e) => {
+                    tracing::error!(error = %e, key = ?self.keys.get(&e.id()), "a look ended badly");
+                    (e.id(), Outcome::Failed)
+                }
+            };
+            if let Some(key) = self.keys.remove(&task) {
+                return Some((key, outcome));
+            }
         }
     }
 }
@@ -413,5 +437,32 @@ async fn rounds(context: Arc<Context>) {
         ticks.tick().await;
         let engines = context.cache.engines.all();
         context.news.tell(engines.into_iter().map(|e| Key::Engine(e.name_any())).chain([Key::Here]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of the certificate, of the nodes and of programs nothing else would tell for days.
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_panics_is_made_again_and_what_others_wait_for_stays_due() {
+        let (mut queue, mut looks) = (Queue::default(), Looks::default());
+        let start = Instant::now();
+        queue.changed(Key::Certificate, start);
+        assert_eq!(queue.take(start), Some(Key::Certificate));
+        looks.begin(Key::Certificate, async { Outcome::Again(Duration::from_secs(3600)) });
+        let (key, outcome) = looks.ended().await.unwrap();
+        queue.ended(key, outcome, start);
+        queue.changed(Key::Nodes, start);
+        assert_eq!(queue.take(start), Some(Key::Nodes));
+        looks.begin(Key::Nodes, async { panic!("a mistake") });
+        let (key, outcome) = looks.ended().await.unwrap();
+        assert_eq!((&key, outcome), (&Key::Nodes, Outcome::Failed));
+        queue.ended(key, outcome, start);
+        assert!(looks.ended().await.is_none());
+        let later = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(queue.take(later(15)), Some(Key::Nodes));
+        assert_eq!(queue.take(later(3600)), Some(Key::Certificate));
     }
 }

@@ -123,3 +123,78 @@ async fn a_replica_goes_only_as_the_api_server_has_it() {
     cluster.server.hold_news(None);
     cluster.wait("it goes", |c| c.server.all("replicas").len() == 2).await;
 }
+
+/// Each list has all processes of a node: asked for by each look at one of them they grow as its square.
+#[tokio::test(start_paused = true)]
+async fn at_rest_processes_are_listed_with_the_rounds_however_many_there_are() {
+    let cluster = Cluster::new(&["n1"], 26).await;
+    cluster.wait("the node", |c| nodes_ready(c) == 1).await;
+    for i in 0..4 {
+        let volume = format!("v{i}");
+        // Each volume has its own.
+        cluster.machine().generations.clear();
+        cluster.create(&volume, 1);
+        let tickets = json!({ "spec": { "attachmentTickets": {
+            "t": { "id": "t", "type": "longhorn-api", "nodeID": "n1" } } } });
+        cluster.wait("its attachment", |c| c.server.get("volumeattachments", &volume).is_some()).await;
+        cluster.server.apply("volumeattachments", &volume, &tickets);
+        let is_up = |c: &Cluster| {
+            c.server.get("volumes", &volume).is_some_and(|v| v["status"]["robustness"] == "healthy")
+        };
+        cluster.wait("it is up", is_up).await;
+    }
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    let before = cluster.machine().lists;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let lists = cluster.machine().lists - before;
+    assert!((1..=15).contains(&lists), "{lists} lists in a minute");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_lease_of_a_manager_goes_an_hour_after_its_node_has() {
+    let cluster = Cluster::new(&["n1"], 27).await;
+    cluster.wait("the node", |c| nodes_ready(c) == 1).await;
+    let lease = |c: &Cluster, node: &str| c.server.get("leases", &format!("longhorn-manager-{node}"));
+    for node in ["gone", "known", "ours"] {
+        let lease = json!({
+            "metadata": { "labels": { "longhorn.io/manager-of": node } },
+            "spec": { "holderIdentity": node, "renewTime": "2026-01-01T00:00:00.000000Z" },
+        });
+        cluster.server.apply("leases", &format!("longhorn-manager-{node}"), &lease);
+    }
+    cluster.server.apply("core/nodes", "known", &json!({ "metadata": {} }));
+    cluster.server.apply("nodes", "ours", &json!({ "spec": {}, "status": {} }));
+    tokio::time::sleep(Duration::from_secs(3500)).await;
+    assert!(lease(&cluster, "gone").is_some());
+    tokio::time::sleep(Duration::from_secs(200)).await;
+    assert!(lease(&cluster, "gone").is_none());
+    assert!(["n1", "known", "ours"].iter().all(|node| lease(&cluster, node).is_some()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_key_of_a_volume_goes_from_a_node_an_hour_after_the_volume_has() {
+    let cluster = Cluster::new(&["n1", "n2"], 28).await;
+    cluster.wait("the nodes", |c| nodes_ready(c) == 2).await;
+    cluster.create("demo", 1);
+    cluster.wait("made", |c| c.volume("state") == "detached").await;
+    cluster.ticket(Some("n1"));
+    cluster.wait("attached", |c| c.volume("state") == "attached").await;
+    cluster.ticket(None);
+    cluster.wait("detached", |c| c.volume("state") == "detached").await;
+    let lay = |c: &Cluster, node: &str, volume: &str| c.machine().keys.insert((node.into(), volume.into()));
+    for node in ["n1", "n2"] {
+        lay(&cluster, node, "demo");
+        lay(&cluster, node, "gone");
+    }
+    let keys =
+        |c: &Cluster| c.machine().keys.iter().map(|(node, v)| format!("{node}/{v}")).collect::<Vec<_>>();
+    tokio::time::sleep(Duration::from_secs(3500)).await;
+    assert_eq!(keys(&cluster).len(), 4);
+    // Nothing is known while the API server is away.
+    cluster.server.fail(100);
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(keys(&cluster).len(), 4);
+    cluster.server.fail(0);
+    tokio::time::sleep(Duration::from_secs(3700)).await;
+    assert_eq!(keys(&cluster), ["n1/demo", "n2/demo"]);
+}

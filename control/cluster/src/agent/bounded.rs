@@ -5,7 +5,7 @@
 //! snapshot exists, or is marked or gone, a file system is trimmed once for a request, a replica is known to its engine or is
 //! not, a size or a level is reached.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::api::{ReplicaSpec, SnapshotLimits};
 
 /// How long a call may take. What a healthy engine is asked to change takes it less than a second; one that waits for its
 /// replicas does nothing of it before they are back, and that may be hours.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The same for a relay's end, which the agent itself waits for.
 const TAKE_OVER_PATIENCE: Duration = local::TAKE_OVER_PATIENCE.saturating_add(PATIENCE);
@@ -62,6 +62,10 @@ async fn within<T>(
 impl<A: Agent + ?Sized> Agent for Bounded<A> {
     async fn processes(&self) -> Result<BTreeMap<String, ProcessView>, AgentError> {
         self.ends("to list its processes", self.node.processes()).await
+    }
+
+    async fn process(&self, name: &str) -> Result<Option<ProcessView>, AgentError> {
+        self.ends("for one of its processes", self.node.process(name)).await
     }
 
     async fn changed(&self) {
@@ -166,6 +170,14 @@ impl<A: Agent + ?Sized> Agent for Bounded<A> {
 
     async fn end_stay(&self, volume: &str, stay: &str, image: &str) -> Result<(), AgentError> {
         self.ends("to take a device away", self.node.end_stay(volume, stay, image)).await
+    }
+
+    async fn kept_volumes(&self) -> BTreeSet<String> {
+        tokio::time::timeout(self.patience, self.node.kept_volumes()).await.unwrap_or_default()
+    }
+
+    async fn forget_volume(&self, volume: &str) -> Result<(), AgentError> {
+        self.ends("to forget a volume", self.node.forget_volume(volume)).await
     }
 
     async fn log_at(&self, level: Level) -> Result<(), AgentError> {

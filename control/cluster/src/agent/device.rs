@@ -11,7 +11,7 @@ use rustix::fs::{major, minor};
 use super::DeviceId;
 
 /// Where volumes are shown as devices.
-const DEVICES: &str = "/dev/longhorn";
+pub(super) const DEVICES: &str = "/dev/longhorn";
 
 /// The block device at a path; `None`: there is none, or the kernel does not number them.
 pub(super) fn device_at(endpoint: &str) -> Option<DeviceId> {

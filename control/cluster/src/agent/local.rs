@@ -1,6 +1,6 @@
 //! The node that this program runs on, asked over the unix sockets below its root.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ use control::logging::Level;
 use control::manager::{REPLACE_SIGNAL_NAME, STOP_PATIENCE};
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
 use control::proto::imrpc::{
-    ProcessCreateRequest, ProcessDeleteRequest, ProcessListRequest, ProcessReplaceRequest, ProcessResponse,
-    ProcessSpec,
+    ProcessCreateRequest, ProcessDeleteRequest, ProcessGetRequest, ProcessListRequest, ProcessReplaceRequest,
+    ProcessResponse, ProcessSpec,
 };
 use control::proto::node::TrimRequest;
 use control::proto::node::file_systems_client::FileSystemsClient;
@@ -32,8 +32,9 @@ use tonic::{Code, Status, async_trait};
 
 use super::at_disk::AtDisk;
 use super::command::end_stay_command;
-use super::device::{device_at, devices};
+use super::device::{DEVICES, device_at, devices};
 use super::disk::is_disk;
+use super::kept::{forget, kept};
 use super::{
     Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, Reach,
     RebuildLimits, ReplicaView, TrimView, engine_command, inspect, level, refusal, replica_command,
@@ -242,6 +243,15 @@ impl Agent for LocalAgent {
         let answer = self.manager().await?.process_list(ProcessListRequest {}).await;
         let processes = answer.map_err(|e| refusal(&e))?.into_inner().processes;
         Ok(processes.into_iter().map(|(name, process)| (name, process_view(process))).collect())
+    }
+
+    async fn process(&self, name: &str) -> Result<Option<ProcessView>, AgentError> {
+        let request = ProcessGetRequest { name: name.to_owned() };
+        match self.manager().await?.process_get(request).await {
+            Ok(process) => Ok(Some(process_view(process.into_inner()))),
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            Err(status) => Err(refusal(&status)),
+        }
     }
 
     async fn changed(&self) {
@@ -476,6 +486,18 @@ impl Agent for LocalAgent {
         };
         self.stop(&name).await?;
         ended
+    }
+
+    async fn kept_volumes(&self) -> BTreeSet<String> {
+        let root = self.root.clone();
+        self.at_disk.run(root.volumes(), move |_| kept(&root)).await.unwrap_or_default()
+    }
+
+    async fn forget_volume(&self, volume: &str) -> Result<(), AgentError> {
+        let (root, volume) = (self.root.clone(), volume.to_owned());
+        let forget = move |_: &Path| forget(&root, &volume, Path::new(DEVICES));
+        let done = self.at_disk.run(self.root.volumes(), forget).await.map_err(AgentError::Failed)?;
+        done.map_err(|e| AgentError::Failed(e.to_string()))
     }
 
     async fn log_at(&self, level: Level) -> Result<(), AgentError> {

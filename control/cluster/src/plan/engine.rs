@@ -13,7 +13,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 
 use super::upgrade::{self, Programs, UPGRADED};
-use super::{Event, age, written};
+use super::{Event, age, renew, renew_conditions, written};
 use crate::agent::{DeviceId, EngineReplica, EngineView, ProcessView, RebuildLimits};
 use crate::api::{
     Conditions, DesireState, Engine, EngineStatus, GenerationText, InstanceState, Int64Text, RebuildProgress,
@@ -105,6 +105,8 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
         return actions;
     }
     let mut status = o.engine.status.clone().unwrap_or_default();
+    renew_conditions(&mut status.conditions, o.now);
+    renew([&mut status.device_lost_at], o.now);
     if status.owner_id != o.node {
         // It was elsewhere, or nowhere yet. A process here is of an earlier stay, and was shut out since: nothing is said before it
         // is gone. Then a stay begins, and is told before anything is started, so that whoever starts it later starts it as that.

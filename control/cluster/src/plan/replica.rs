@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::engine::trouble;
 use super::served::{may_have_served, tells_epochs};
 use super::upgrade::{self, Programs, UPGRADED};
-use super::{FINALIZER, age, written};
+use super::{FINALIZER, age, renew_conditions, written};
 use crate::agent::{ProcessView, ReplicaView};
 use crate::api::{
     CloneOrigin, Conditions, DesireState, GenerationText, InstanceState, Replica, ReplicaStatus, Volume,
@@ -173,6 +173,7 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
     let mut actions = if is_kept { Vec::new() } else { vec![Action::AddFinalizer] };
     let mut then = None;
     let mut status = o.replica.status.clone().unwrap_or_default();
+    renew_conditions(&mut status.conditions, o.now);
     o.node.clone_into(&mut status.owner_id);
     o.instance_manager.clone_into(&mut status.instance_manager_name);
     match (spec.desire_state, o.process) {
@@ -199,6 +200,10 @@ pub fn plan(o: &Observed<'_>) -> Vec<Action> {
             }
         }
         (DesireState::Running, Some(process)) => {
+            if status.uuid != process.uuid {
+                // It has read the volume's key anew.
+                status.map_key.clear();
+            }
             process.uuid.clone_into(&mut status.uuid);
             status.started = true;
             match exchange(o, process, &mut status, &mut actions) {
@@ -371,6 +376,20 @@ mod tests {
         assert_eq!(status.map_key, "k");
         replica.status = Some(status);
         assert_eq!(decide(&replica, None, Some(Running), Some(7)), [], "at rest nothing is written");
+    }
+
+    #[test]
+    fn the_key_that_another_process_has_read_is_forgotten() {
+        let mut replica = replica("n1", DesireState::Running);
+        let runs = |uuid: &str| ProcessView {
+            state: InstanceState::Running,
+            uuid: uuid.to_owned(),
+            ..ProcessView::default()
+        };
+        replica.status = Some(status_in(&decide_on(&replica, None, Some(&runs("1")), Some(7))));
+        assert_eq!(replica.status.as_ref().unwrap().map_key, "k");
+        let status = status_in(&decide_on(&replica, None, Some(&runs("2")), None));
+        assert_eq!((status.uuid.as_str(), status.map_key.as_str()), ("2", ""));
     }
 
     #[test]

@@ -87,6 +87,8 @@ pub struct Observed<'a> {
     pub cluster: &'a schedule::Cluster,
     /// Replicas that are being filled, of all volumes.
     pub filling: &'a Filling,
+    /// Replicas whose failure the leader has not known of for long by itself, whatever clock has written when that was.
+    pub lately_failed: &'a BTreeSet<String>,
     /// Paths of the disks, by node and UUID.
     pub disk_paths: &'a BTreeMap<(String, String), String>,
     /// Nodes whose manager answers.

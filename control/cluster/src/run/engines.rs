@@ -68,8 +68,8 @@ async fn look_at_engine(context: &Context, name: &str) -> Done<Outcome> {
         sizes_rest(context, name, None);
         return end_what_was_left(context, name).await;
     };
-    let processes = context.agent.processes().await?;
-    let process = processes.get(name);
+    let process = context.agent.process(name).await?;
+    let process = process.as_ref();
     let view = match process {
         Some(_) => context.agent.engine(name).await,
         None => None,

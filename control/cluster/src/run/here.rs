@@ -25,7 +25,12 @@ const DEFAULT_DISK: &str = "default-disk";
 /// Looks at this node: its resources, its disks, its instance manager.
 pub(super) async fn look(context: &Context) -> Done<Outcome> {
     // None waits for another: what does not answer the one may well answer the other.
-    tokio::join!(look_at_node(context), log_as_set(context), stays::look_at_all(context)).0
+    let forget = async {
+        if let Err(e) = stays::forget_gone(context).await {
+            tracing::debug!(error = %e, "which volumes are gone is not known now");
+        }
+    };
+    tokio::join!(look_at_node(context), log_as_set(context), stays::look_at_all(context), forget).0
 }
 
 /// Has this manager and what runs on its node log at the level that is set. Those who start anew are told with the next round.

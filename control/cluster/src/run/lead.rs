@@ -13,7 +13,7 @@ use super::cache::{Global, Key, News};
 use super::desk::Desk;
 use super::pods::Remounts;
 use super::tickets::Seen;
-use super::{Context, budgets, idle, programs};
+use super::{Context, budgets, failures::Failures, idle, programs};
 use crate::plan::node;
 use crate::plan::rebuild::{Decided, Place, reserved, taken};
 use crate::plan::volume::{Action, Filling};
@@ -32,6 +32,9 @@ pub(super) struct Lead {
     pub(super) told_silent: Mutex<BTreeSet<String>>,
     /// Devices that were lost.
     pub(super) remounts: Mutex<Remounts>,
+    pub(super) failures: Mutex<Failures>,
+    /// Nodes that are gone, and versions of their managers' leases, which were to be deleted.
+    pub(super) leases_tried: Mutex<BTreeSet<(String, Option<String>)>>,
     /// Tickets that may be left on nodes that are to be drained.
     pub(super) left: Mutex<Seen>,
     begun: Instant,
@@ -92,6 +95,8 @@ impl Lead {
             rebuilds: Mutex::default(),
             told_silent: Mutex::default(),
             remounts: Mutex::default(),
+            failures: Mutex::default(),
+            leases_tried: Mutex::default(),
             left: Mutex::default(),
             begun: Instant::now(),
             _tasks: tasks,

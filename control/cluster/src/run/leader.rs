@@ -1,15 +1,17 @@
 //! What the leader does: volumes, their attachments, settings, and what stands for all nodes.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use k8s_openapi::api::core::v1::{Node as KubeNode, Secret};
 use kube::api::ListParams;
 use kube::core::object::HasSpec;
 use kube::{Api, Resource, ResourceExt};
+use tokio::time::Instant;
 
 use super::cache::{Global, Key};
 use super::desk::{Done, Kind, ReconcileError};
+use super::failures::Failures;
 use super::key::{create_key, key_secret};
 use super::lead::Lead;
 use super::pods::remounts;
@@ -37,6 +39,7 @@ pub(super) async fn volume(context: &Context, lead: &Lead, name: &str) -> Done<O
     let cache = &lead.cache;
     let Some(volume) = cache.volumes.get(name) else {
         remounts(lead).forget(name);
+        failures(lead).see(name, std::iter::empty(), Instant::now());
         return forget_left(context, lead, name).await;
     };
     let engines = cache.engines.of(name);
@@ -47,6 +50,7 @@ pub(super) async fn volume(context: &Context, lead: &Lead, name: &str) -> Done<O
     let origin = origin(context, cache, &volume);
     let left = cache.orphans.of(name);
     let picture = lead.picture(context);
+    let lately_failed = failures(lead).see(name, replicas.iter().map(Arc::as_ref), Instant::now());
     let decide = |filling: &Filling| {
         volume::plan(&volume::Observed {
             volume: &volume,
@@ -63,6 +67,7 @@ pub(super) async fn volume(context: &Context, lead: &Lead, name: &str) -> Done<O
             left: left.iter().map(Arc::as_ref).collect(),
             cluster: &picture.cluster,
             filling,
+            lately_failed: &lately_failed,
             disk_paths: &picture.disk_paths,
             nodes_up: &picture.up,
             settings: &picture.settings,
@@ -85,6 +90,10 @@ pub(super) async fn volume(context: &Context, lead: &Lead, name: &str) -> Done<O
     let outcome = hands.outcome;
     keep_attached_for_snapshots(context, lead, &volume).await?;
     Ok(outcome)
+}
+
+fn failures(lead: &Lead) -> MutexGuard<'_, Failures> {
+    lead.failures.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Forgets what a volume that is gone has left on nodes that are gone, too: nobody else is left to finish it. What is on other

@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
-use kube::ResourceExt;
-use kube::api::{ListParams, Patch, PatchParams};
+use k8s_openapi::api::core::v1::Node as KubeNode;
+use kube::api::{ListParams, ObjectMeta, Patch, PatchParams};
+use kube::{Api, ResourceExt};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -22,6 +24,9 @@ use crate::settings::DEFINITIONS;
 /// Which default a setting was given last, by whoever installed the managers.
 const GIVEN: &str = "longhorn.io/given-default";
 
+/// For so long a manager is silent whose lease goes with its node.
+const LEFT: Duration = Duration::from_secs(3600);
+
 /// The managers, as they were counted last.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Counted {
@@ -30,6 +35,16 @@ pub(super) struct Counted {
     /// Nodes whose manager was seen to be silent for a term. Not those that are new: nobody has counted them yet, or their
     /// manager has written its first lease a moment after its Node.
     pub(super) silent: BTreeSet<String>,
+    /// Leases of managers that have been silent for long on nodes that there are not any more, as they were read.
+    pub(super) left: Vec<Left>,
+}
+
+/// A lease that nobody will renew.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Left {
+    node: String,
+    uid: Option<String>,
+    version: Option<String>,
 }
 
 /// Which nodes' managers live. True if that changed.
@@ -53,7 +68,7 @@ pub(super) async fn count_the_living(context: &Context, watchers: &mut Watchers)
             up.insert(node.clone());
         }
     }
-    let counted = Counted { up: Arc::new(up), silent };
+    let counted = Counted { up: Arc::new(up), silent, left: left(context, &leases.items, watchers, now) };
     let mut last = context.counted.lock().unwrap_or_else(PoisonError::into_inner);
     let changed = *last != counted;
     if changed {
@@ -61,6 +76,54 @@ pub(super) async fn count_the_living(context: &Context, watchers: &mut Watchers)
         *last = counted;
     }
     Ok(changed)
+}
+
+/// Those leases of which no node in either API has been told for as long as this manager leads, and that it has not seen to change for long.
+fn left(context: &Context, leases: &[Lease], watchers: &Watchers, now: Instant) -> Vec<Left> {
+    let Some(lead) = context.lead() else { return Vec::new() };
+    let is_left = |node: &String| {
+        let cache = &lead.cache;
+        let is_known = cache.nodes.get(node).is_some() || cache.kube_nodes.get(node).is_some();
+        !is_known && watchers.still_for(&node_lease(node), now) >= LEFT
+    };
+    let named = leases.iter().filter_map(|lease| Some((lease.labels().get(NODE_LABEL)?, lease)));
+    let named = named.filter(|(node, lease)| is_left(node) && lease.name_any() == node_lease(node));
+    named
+        .map(|(node, lease)| Left { node: node.clone(), uid: lease.uid(), version: lease.resource_version() })
+        .collect()
+}
+
+/// Deletes them, if the API server itself has no such node. A manager that lives all the same makes its lease anew.
+async fn forget_left(context: &Context, lead: &Lead) -> Done {
+    let left = context.counted.lock().unwrap_or_else(PoisonError::into_inner).left.clone();
+    let nodes: Api<KubeNode> = Api::all(context.desk.client.clone());
+    let tried = || lead.leases_tried.lock().unwrap_or_else(PoisonError::into_inner);
+    for Left { node, uid, version } in left {
+        let lease = (node.clone(), version.clone());
+        // One that cannot be deleted, since the managers may not, is not tried with each change of any node.
+        if tried().contains(&lease) {
+            continue;
+        }
+        let is_there = context.desk.api::<Node>().get_opt(&node).await?.is_some()
+            || nodes.get_opt(&node).await?.is_some();
+        if is_there {
+            continue;
+        }
+        context.confirm_leads(lead)?;
+        tried().insert(lease);
+        let metadata = ObjectMeta {
+            name: Some(node_lease(&node)),
+            uid,
+            resource_version: version,
+            ..ObjectMeta::default()
+        };
+        // It harms nobody: what keeps it keeps nothing else from being looked at.
+        match context.desk.delete_read(&Lease { metadata, spec: None }).await {
+            Ok(()) => tracing::info!(node, "the lease of a manager whose node is gone is deleted"),
+            Err(e) => tracing::warn!(node, error = %e, "the lease of a manager whose node is gone stays"),
+        }
+    }
+    Ok(())
 }
 
 /// Says once of each node whose manager fell silent that it is not ready. What is said of it after that its manager has said,
@@ -91,6 +154,7 @@ async fn tell_of_the_silent(context: &Context, lead: &Lead, now: &str) -> Done {
 pub(super) async fn look(context: &Context, lead: &Lead) -> Done<Outcome> {
     let up = context.nodes_up();
     tell_of_the_silent(context, lead, &written(context.desk.now())).await?;
+    forget_left(context, lead).await?;
     keep_settings(context).await?;
     keep_engine_images(context, lead, &up).await?;
     if picture_changed(context, lead, &up) {

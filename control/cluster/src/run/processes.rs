@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use kube::ResourceExt;
 use kube::api::ListParams;
 
 use super::Context;
@@ -33,15 +32,6 @@ pub(super) async fn tell_processes(context: &Context) {
             None
         }
     }));
-}
-
-/// Everything of this node.
-pub(super) fn everything(context: &Context) -> Vec<Key> {
-    let cache = &context.cache;
-    let engines = cache.engines.all().into_iter().map(|e| Key::Engine(e.name_any()));
-    let replicas = cache.replicas.all().into_iter().map(|r| Key::Replica(r.name_any()));
-    let snapshots = cache.snapshots.all().into_iter().map(|s| Key::Snapshot(s.name_any()));
-    engines.chain(replicas).chain(snapshots).chain([Key::Here]).collect()
 }
 
 /// The resource of a process. One that went to another node is on no shelf here: whose process is left behind is asked of

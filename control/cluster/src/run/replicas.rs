@@ -1,7 +1,6 @@
 //! The replicas of this node: their processes, their data, and what is said of them (`crate::plan::replica`).
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kube::ResourceExt;
@@ -27,42 +26,38 @@ const KEPT: Duration = Duration::from_secs(10);
 /// other, and a volume that comes and finds a replica with data, deleted or not, does not begin anew (`crate::plan::volume`).
 const VOLUME_PATIENCE: Duration = Duration::from_secs(600);
 
-/// The processes of this node. Where there is no pod of its instance manager, all of them ended with it: the data of a replica that
+/// The process of a replica. Where there is no pod of this node's instance manager it ended with that: the data of a replica that
 /// is deleted would stay for as long as a drained node is cordoned.
-async fn processes(
-    context: &Context,
-    resource: &Replica,
-) -> Result<BTreeMap<String, ProcessView>, AgentError> {
+async fn process(context: &Context, resource: &Replica) -> Result<Option<ProcessView>, AgentError> {
     let goes = resource.metadata.deletion_timestamp.is_some();
     let no_pod = |own: &OwnPod| own.pods.get(&instance_manager(&context.options.node)).is_none();
-    match context.agent.processes().await {
-        Err(AgentError::Away(_)) if goes && context.cache.pod.as_ref().is_some_and(no_pod) => {
-            Ok(BTreeMap::new())
-        }
+    match context.agent.process(&resource.name_any()).await {
+        Err(AgentError::Away(_)) if goes && context.cache.pod.as_ref().is_some_and(no_pod) => Ok(None),
         known => known,
     }
 }
 
-/// What a replica is asked for maps with, from the key that was laid here before it was started.
-fn map_key(context: &Context, resource: &Replica) -> String {
-    let known = resource.status.as_ref().map(|s| s.map_key.clone()).unwrap_or_default();
-    if !known.is_empty() {
+/// What a replica is asked for maps with, from the key that was laid below this root before it was started. Each process has read the one of
+/// then: another one may have been laid since.
+fn map_key(root: &Path, replica: &Replica, process: Option<&ProcessView>) -> String {
+    let told = replica.status.as_ref();
+    let known = told.map(|s| s.map_key.clone()).unwrap_or_default();
+    let is_of_process = told.is_some_and(|s| process.is_none_or(|p| p.uuid == s.uuid));
+    if is_of_process && !known.is_empty() {
         return known;
     }
     // Without it nobody is told where snapshots hold data, and all else goes on.
-    let Ok(root) = control::host::Root::at(&context.options.root) else { return String::new() };
-    let Ok(key) = control::host::read_key(&root.key(&resource.spec.volume_name)) else {
-        return String::new();
-    };
-    control::host::MapKey::of(&key).to_string()
+    let Ok(root) = control::host::Root::at(root) else { return known };
+    let laid = control::host::read_key(&root.key(&replica.spec.volume_name));
+    laid.map_or(known, |key| control::host::MapKey::of(&key).to_string())
 }
 
 /// Looks at a replica.
 pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
     let (cache, here) = (&context.cache, context.options.node.as_str());
     let Some(resource) = resource_of(context, &cache.replicas, name).await? else { return Ok(Outcome::Done) };
-    let processes = processes(context, &resource).await?;
-    let process = processes.get(name);
+    let process = process(context, &resource).await?;
+    let process = process.as_ref();
     let view = match process {
         Some(_) => context.agent.replica(name).await,
         None => None,
@@ -72,7 +67,7 @@ pub(super) async fn look(context: &Context, name: &str) -> Done<Outcome> {
         trouble => trouble,
     };
     let address = process.map(|p| context.agent.replica_address(name, p)).unwrap_or_default();
-    let map_key = map_key(context, &resource);
+    let map_key = map_key(&context.options.root, &resource, process);
     let known = resource.status.clone().unwrap_or_default();
     let images =
         Images { wanted: &resource.spec.image, current: &known.current_image, failed: &known.failed_image };
@@ -346,6 +341,7 @@ fn disk_trouble(context: &Context, replica: &Replica) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
+    use std::os::unix::fs::PermissionsExt;
 
     use http::{Request, Response};
     use kube::client::Body;
@@ -415,6 +411,36 @@ mod tests {
         let done = announce_removal(&newer(true), &volume("8", &[]), &all[0], &all).await;
         let Err(ReconcileError::NotYet(why)) = done else { panic!("{done:?}") };
         assert!(why.contains("kubectl apply --server-side -f deploy/crds.yaml"), "{why}");
+    }
+
+    #[test]
+    fn each_process_is_asked_for_maps_with_the_key_that_it_has_read() {
+        let place = tempfile::tempdir().unwrap();
+        let root = control::host::Root::at(place.path()).unwrap();
+        let lay = |byte| {
+            std::fs::create_dir_all(root.volume("demo")).unwrap();
+            std::fs::write(root.key("demo"), [byte; 32]).unwrap();
+            std::fs::set_permissions(root.key("demo"), std::fs::Permissions::from_mode(0o600)).unwrap();
+            control::host::MapKey::of(&[byte; 32]).to_string()
+        };
+        let mut replica = replica("a");
+        replica.spec.volume_name = "demo".to_owned();
+        let told = |replica: &mut Replica, uuid: &str, map_key: &str| {
+            let (uuid, map_key) = (uuid.to_owned(), map_key.to_owned());
+            replica.status = Some(crate::api::ReplicaStatus { uuid, map_key, ..Default::default() });
+        };
+        let process = |uuid: &str| ProcessView { uuid: uuid.to_owned(), ..ProcessView::default() };
+        let asked = |replica: &Replica, uuid| map_key(place.path(), replica, Some(&process(uuid)));
+        assert_eq!(asked(&replica, "1"), "", "none was laid");
+        let first = lay(1);
+        assert_eq!(asked(&replica, "1"), first);
+        told(&mut replica, "1", &first);
+        // The volume's key was lost, and made anew, before the next process began.
+        let second = lay(2);
+        assert_eq!(asked(&replica, "1"), first);
+        assert_eq!(asked(&replica, "2"), second);
+        std::fs::remove_file(root.key("demo")).unwrap();
+        assert_eq!(asked(&replica, "2"), first, "it is all that is known");
     }
 
     #[test]

@@ -46,6 +46,8 @@ pub(crate) struct Machine {
     pub(crate) stays: BTreeMap<(String, String), String>,
     /// Nodes whose instance manager does not answer.
     pub(crate) away: BTreeSet<String>,
+    /// How often all processes of a node were listed.
+    pub(crate) lists: usize,
     /// Nodes whose disk cannot be used.
     pub(crate) diskless: BTreeSet<String>,
     /// Engines let go of no replica, and say why.
@@ -135,9 +137,8 @@ impl FakeAgent {
     }
 }
 
-#[async_trait]
-impl Agent for FakeAgent {
-    async fn processes(&self) -> Result<BTreeMap<String, ProcessView>, AgentError> {
+impl FakeAgent {
+    fn listed(&self) -> Result<BTreeMap<String, ProcessView>, AgentError> {
         let machine = self.machine();
         if machine.away.contains(&self.node) {
             return Err(AgentError::Away("there is no instance manager".to_owned()));
@@ -153,6 +154,18 @@ impl Agent for FakeAgent {
         let replicas = machine.replicas.keys().filter(|(node, _)| *node == self.node);
         let replicas = replicas.map(|(_, name)| (name.clone(), running("", "")));
         Ok(machine.engines.iter().filter_map(engine).chain(replicas).collect())
+    }
+}
+
+#[async_trait]
+impl Agent for FakeAgent {
+    async fn processes(&self) -> Result<BTreeMap<String, ProcessView>, AgentError> {
+        self.machine().lists += 1;
+        self.listed()
+    }
+
+    async fn process(&self, name: &str) -> Result<Option<ProcessView>, AgentError> {
+        Ok(self.listed()?.remove(name))
     }
 
     async fn changed(&self) {
@@ -373,6 +386,16 @@ impl Agent for FakeAgent {
     async fn devices(&self) -> BTreeMap<String, String> {
         let all = self.machine().stays.clone();
         all.into_iter().filter(|((node, _), _)| *node == self.node).map(|((_, v), stay)| (v, stay)).collect()
+    }
+
+    async fn kept_volumes(&self) -> BTreeSet<String> {
+        let keys = self.machine().keys.clone();
+        keys.into_iter().filter(|(node, _)| *node == self.node).map(|(_, volume)| volume).collect()
+    }
+
+    async fn forget_volume(&self, volume: &str) -> Result<(), AgentError> {
+        self.machine().keys.remove(&(self.node.clone(), volume.to_owned()));
+        Ok(())
     }
 
     async fn end_stay(&self, volume: &str, stay: &str, _: &str) -> Result<(), AgentError> {

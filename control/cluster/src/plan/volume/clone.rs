@@ -7,12 +7,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
+
 use super::draft::Draft;
 use super::{Action, READY};
 use crate::api::{
     CloneOrigin, Conditions, DesireState, InstanceState, Replica, Snapshot, SnapshotSpec, Volume, VolumeState,
 };
-use crate::plan::age;
 use crate::plan::replica::holds_everything;
 use crate::plan::served::tells_epochs;
 use crate::plan::snapshot::FOR_CLONE;
@@ -184,8 +185,9 @@ impl Draft<'_> {
     fn begin_copy(&mut self, source: Source<'_>) -> Option<(&'static str, String)> {
         let name = source.snapshot_name(&self.name);
         let next = &self.status.clone_status.next_allowed_attempt_at;
-        // What lies ahead has no age yet.
-        if age(next, self.o.now) == Some(Duration::ZERO) {
+        // A wrong clock wrote it, if it is further away than any is.
+        let left = next.parse().ok().map(|next: Timestamp| next.duration_since(self.o.now).as_secs());
+        if left.is_some_and(|left| (1..=LONGEST_RETRY.as_secs().cast_signed()).contains(&left)) {
             return Some(("Waiting", "the last copy failed; the next attempt is due later".to_owned()));
         }
         let found = self.o.source.as_ref();
@@ -324,7 +326,7 @@ impl Draft<'_> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use k8s_openapi::jiff::{SignedDuration, Timestamp};
+    use k8s_openapi::jiff::SignedDuration;
 
     use super::super::draft::name_of;
     use super::super::{Observed, plan};
@@ -418,6 +420,7 @@ mod tests {
                 snapshots: 0,
                 left: Vec::new(),
                 cluster: &cluster,
+                lately_failed: &BTreeSet::new(),
                 filling: &BTreeMap::new(),
                 disk_paths: &BTreeMap::new(),
                 nodes_up: &self.up,

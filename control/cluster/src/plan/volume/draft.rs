@@ -10,7 +10,7 @@ use crate::api::{
 };
 use crate::plan::replica::is_spare;
 use crate::plan::served::tells_epochs;
-use crate::plan::{Event, FINALIZER, written};
+use crate::plan::{Event, FINALIZER, renew, renew_conditions, written};
 use crate::schedule::{Locality, Resident, Want};
 
 pub(super) struct Draft<'a> {
@@ -41,15 +41,23 @@ impl<'a> Draft<'a> {
         let spec = |engine: Option<&Engine>| {
             engine.filter(|e| e.metadata.deletion_timestamp.is_none()).map(|e| e.spec.clone())
         };
+        let mut status = o.volume.status.clone().unwrap_or_default();
+        renew(std::iter::once(&mut status.last_degraded_at), o.now);
+        renew_conditions(&mut status.conditions, o.now);
+        let mut replicas: BTreeMap<String, ReplicaSpec> =
+            serving.into_iter().map(|r| (name_of(r), r.spec.clone())).collect();
+        for spec in replicas.values_mut() {
+            renew([&mut spec.failed_at, &mut spec.last_failed_at], o.now);
+        }
         Self {
             o,
             name: o.volume.metadata.name.clone().unwrap_or_default(),
             now: written(o.now),
             engine: spec(o.engine),
             second: spec(o.second),
-            replicas: serving.into_iter().map(|r| (name_of(r), r.spec.clone())).collect(),
+            replicas,
             spare: spare.into_iter().map(|r| (name_of(r), r.spec.node_id.clone())).collect(),
-            status: o.volume.status.clone().unwrap_or_default(),
+            status,
             actions: Vec::new(),
             dropped: BTreeSet::new(),
             gives_way: None,

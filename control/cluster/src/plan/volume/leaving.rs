@@ -126,7 +126,7 @@ impl Draft<'_> {
 
     /// A replica that failed long ago, while others hold the data, and is not back: one that is being filled lacks less than one in
     /// its place would. One that was never filled goes once another one is there in its place.
-    fn stale(&self, residents: &[Resident]) -> Option<String> {
+    fn stale(&mut self, residents: &[Resident]) -> Option<String> {
         let own = u64::try_from(self.o.volume.spec.stale_replica_timeout).unwrap_or_default();
         let minutes = if own > 0 { own } else { STALE_MINUTES };
         let limit = Duration::from_secs(minutes.saturating_mul(60));
@@ -140,6 +140,15 @@ impl Draft<'_> {
             let is_old = age(&spec.failed_at, self.o.now).is_some_and(|a| a >= limit);
             is_old && (was_filled || is_replaced) && self.mode(name) != Some(ReplicaMode::WriteOnly)
         };
-        self.replicas.iter().find(is_stale).map(|(name, _)| name.clone())
+        // By a clock that is ahead whatever has just failed did so long ago.
+        let is_known = |(name, spec): &(&String, &ReplicaSpec)| {
+            spec.healthy_at.is_empty() || !self.o.lately_failed.contains(*name)
+        };
+        let stale = self.replicas.iter().filter(is_stale);
+        let known = stale.clone().find(is_known).map(|(name, _)| name.clone());
+        if known.is_none() && stale.count() > 0 {
+            self.look_again(ROOM);
+        }
+        known
     }
 }

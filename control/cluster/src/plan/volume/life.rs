@@ -25,6 +25,9 @@ const NOWHERE: &str = "unix:/nowhere/";
 /// How soon what was made in the place of something that somebody deleted is heard of.
 const NEWS: Duration = Duration::from_secs(10);
 
+/// A device of which nobody knows when it was lost is dealt with by what was asked for since then.
+const ASKED_LATELY: Duration = Duration::from_secs(3600);
+
 /// Before that it is usual that a replica does not run yet, and which one does not is not worth a write each time that it
 /// changes.
 const USUAL_START: Duration = Duration::from_secs(5);
@@ -224,8 +227,10 @@ impl Draft<'_> {
     fn ask_for_remount(&mut self) {
         let lost = self.o.engine.and_then(|e| e.status.as_ref()).map(|s| s.device_lost_at.as_str());
         let since = |time: &str| age(time, self.o.now);
-        let Some(lost) = lost.and_then(since) else { return };
+        let Some(lost) = lost.filter(|lost| !lost.is_empty()) else { return };
         let asked = since(&self.status.remount_requested_at);
+        // That it was lost is true whatever its node's clock said, and each request ends pods.
+        let lost = since(lost).unwrap_or(ASKED_LATELY);
         if asked.is_none_or(|asked| asked > lost) {
             self.status.remount_requested_at.clone_from(&self.now);
             self.tell(

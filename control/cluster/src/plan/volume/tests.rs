@@ -9,6 +9,7 @@ use crate::api::{
 };
 use crate::schedule::Emptying;
 
+mod clocks;
 mod eviction;
 mod image;
 mod migration;
