@@ -168,7 +168,8 @@ fn newest_of_a_majority(candidates: &[Candidate]) -> Result<Epoch, String> {
     }
     let counted = || candidates.iter().filter(|c| !c.learner);
     let told = counted().filter(|c| c.held.as_ref().is_ok_and(|h| h.epoch.is_some() && !h.imported)).count();
-    let (all, need) = (counted().count(), counted().count() / 2 + 1);
+    let all = counted().count();
+    let need = Quorum::Majority.members_min(all);
     if told >= need {
         return Ok(epoch.clone());
     }

@@ -124,8 +124,8 @@ impl Conductor {
             return Ok(true);
         }
         let replicas = self.replicas.configured().iter().count() + 1;
-        let (in_sync, needed) =
-            (self.replicas.serving().and(self.replicas.counted()).iter().count(), replicas / 2 + 1);
+        let in_sync = self.replicas.serving().and(self.replicas.counted()).iter().count();
+        let needed = self.config.quorum.members_min(replicas);
         if (self.serves() || counted < configured) && in_sync < needed {
             return Err(CommandError::TooFewInSync { replicas, needed, in_sync });
         }

@@ -33,6 +33,16 @@ pub enum Quorum {
     Unsafe,
 }
 
+impl Quorum {
+    /// Of so many replicas that count, so many at least have to hold everything for the volume to go on.
+    pub const fn members_min(self, counted: usize) -> usize {
+        match self {
+            Self::Any | Self::Unsafe => 1,
+            Self::Majority => counted / 2 + 1,
+        }
+    }
+}
+
 /// A replica that the volume is configured with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaConfig {

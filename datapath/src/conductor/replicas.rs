@@ -199,11 +199,12 @@ impl Replicas {
 
     /// Fewer members cannot go on.
     pub(super) fn members_min(&self) -> u32 {
-        match self.quorum {
-            Quorum::Any | Quorum::Unsafe => 1,
-            Quorum::Majority if self.half_suffices => self.counted().len().div_ceil(2),
-            Quorum::Majority => self.counted().len() / 2 + 1,
-        }
+        let counted = self.counted().iter().count();
+        let min = match self.quorum {
+            Quorum::Majority if self.half_suffices => counted.div_ceil(2),
+            quorum => quorum.members_min(counted),
+        };
+        u32::try_from(min).unwrap_or(u32::MAX)
     }
 
     /// These can go on: one that learns is none of those who are enough.

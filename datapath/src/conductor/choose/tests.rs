@@ -61,7 +61,7 @@ fn among(quorum: Quorum, authority: Option<Option<Epoch>>, states: [Option<Repli
 
 fn among_all(quorum: Quorum, authority: Option<Option<Epoch>>, states: &[Option<ReplicaState>]) -> Choice {
     let candidates: Vec<_> = (0..).zip(states).map(|(n, state)| candidate(n, state.as_ref())).collect();
-    let majority = u32::try_from(states.len() / 2 + 1).unwrap();
+    let majority = u32::try_from(Quorum::Majority.members_min(states.len())).unwrap();
     choose(quorum, OWN, authority.as_ref(), majority, &candidates)
 }
 
