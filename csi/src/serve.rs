@@ -124,10 +124,12 @@ pub async fn run(
     let controller = ControllerService::new(cluster.clone(), options.most_volumes);
     let tickets = Tickets::of(&options.node);
     let metadata = MetadataService::new(cluster.clone(), tickets.clone(), snapshots);
-    if let Err(e) = tickets.forget_others(&cluster).await {
+    let forgotten = tickets.forget_others(&cluster).await;
+    if let Err(e) = &forgotten {
         // A driver that serves a kubelet alone may not see attachments, and has put no tickets there.
         tracing::debug!(error = %e, "tickets of an earlier driver are not looked for");
     }
+    let others_wait = matches!(forgotten, Err(crate::Refused::Unavailable(_)));
     let node = NodeService {
         cluster: cluster.clone(),
         node: options.node.clone(),
@@ -152,6 +154,7 @@ pub async fn run(
         ended = serve => Ok(ended?),
         ended = register => ended,
         ended = answer_probes(&options) => ended,
+        never = tickets.tend(&cluster, others_wait) => match never {},
         () = &mut stop => {
             // What is not let go of now the next driver does.
             let _ = tokio::time::timeout(LET_GO, tickets.let_go(&cluster)).await;

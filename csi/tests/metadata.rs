@@ -338,3 +338,21 @@ async fn sixteen_streams_at_a_time_and_no_more() {
     }
     assert_eq!(unread(&cluster).await.err(), Some(Code::Aborted));
 }
+
+/// Nobody else takes its ticket off, and the node that it is attached to is drained by nobody before.
+#[tokio::test]
+async fn a_volume_is_let_go_of_when_the_api_server_is_back_that_was_away_when_its_stream_ended() {
+    let (cluster, fake) = start_patient(Duration::from_secs(2)).await;
+    let many = (0..(64 << 20) / 64).map(|n| n * 64..n * 64 + 32).collect();
+    fake.0.lock().unwrap().maps.insert(("two".into(), None), many);
+    let mut stream = unread(&cluster).await.unwrap();
+    assert!(stream.message().await.unwrap().is_some());
+    assert_eq!(tickets(&cluster), 1);
+    cluster.server.fail(100);
+    // Its reader has gone.
+    drop(stream);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(tickets(&cluster), 1);
+    cluster.server.fail(0);
+    let_go(&cluster, 0).await;
+}

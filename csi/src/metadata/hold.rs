@@ -4,9 +4,11 @@
 
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use kube::ResourceExt;
 use lh_cluster::api::{
@@ -26,6 +28,9 @@ const TICKET: &str = "snapshot-metadata";
 /// The parameter of a ticket that names the host of its driver: of a pod its name. On one node there may be several.
 const HOST: &str = "host";
 
+/// How often it is tried to take off what could not be taken off. Whoever drains the node waits for that.
+const AGAIN: Duration = Duration::from_secs(30);
+
 /// The tickets of one driver.
 #[derive(Clone, Debug)]
 pub(crate) struct Tickets {
@@ -34,8 +39,16 @@ pub(crate) struct Tickets {
     host: String,
     /// The number of the next one. Each driver begins anywhere: none takes another one's for its own, and lets it go.
     next: Arc<AtomicU64>,
-    /// Those that are on attachments, and of which volume.
-    held: Arc<Mutex<BTreeMap<String, String>>>,
+    /// Those that are on attachments, as far as is known.
+    held: Arc<Mutex<BTreeMap<String, Placed>>>,
+}
+
+/// A ticket on an attachment.
+#[derive(Clone, Debug)]
+struct Placed {
+    volume: String,
+    /// Somebody reads what it keeps attached.
+    is_needed: bool,
 }
 
 impl Tickets {
@@ -51,7 +64,7 @@ impl Tickets {
         }
     }
 
-    fn held(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+    fn held(&self) -> MutexGuard<'_, BTreeMap<String, Placed>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -69,23 +82,48 @@ impl Tickets {
 
     /// Puts a ticket on a volume's attachment.
     async fn take(&self, cluster: &Cluster, volume: &str, wish: &AttachmentTicket) -> Result<(), Refused> {
-        self.held().insert(wish.id.clone(), volume.to_owned());
-        cluster.set_ticket(volume, &wish.id, Some(wish)).await
+        let placed = Placed { volume: volume.to_owned(), is_needed: true };
+        self.held().insert(wish.id.clone(), placed);
+        let taken = cluster.set_ticket(volume, &wish.id, Some(wish)).await;
+        if taken.is_err() {
+            // It may be there all the same.
+            self.give_back(cluster, volume, &wish.id).await;
+        }
+        taken
     }
 
-    /// Takes it off.
+    /// Takes it off, now or later ([`Self::tend`]).
     async fn give_back(&self, cluster: &Cluster, volume: &str, ticket: &str) {
+        if let Some(placed) = self.held().get_mut(ticket) {
+            placed.is_needed = false;
+        }
         match cluster.set_ticket(volume, ticket, None).await {
             Ok(()) => drop(self.held().remove(ticket)),
-            Err(e) => tracing::warn!(volume, error = %e, "the volume stays attached"),
+            Err(e) => tracing::warn!(volume, error = %e, "the volume stays attached: it is let go of later"),
         }
     }
 
     /// Takes off all that are left, as far as that can be said now: the driver ends, and nobody streams any more.
     pub(crate) async fn let_go(&self, cluster: &Cluster) {
+        self.give_back_those(cluster, |_| true).await;
+    }
+
+    async fn give_back_those(&self, cluster: &Cluster, which: impl Fn(&Placed) -> bool) {
         let held = self.held().clone();
-        for (ticket, volume) in held {
-            self.give_back(cluster, &volume, &ticket).await;
+        for (ticket, placed) in held.into_iter().filter(|(_, placed)| which(placed)) {
+            self.give_back(cluster, &placed.volume, &ticket).await;
+        }
+    }
+
+    /// Takes off what nobody needs and what could not be taken off when that was so, and what drivers that are gone have left, if the API
+    /// server could not be asked for that before (`others_wait`): for as long as it is polled.
+    pub(crate) async fn tend(&self, cluster: &Cluster, mut others_wait: bool) -> Infallible {
+        loop {
+            tokio::time::sleep(AGAIN.min(cluster.patience())).await;
+            self.give_back_those(cluster, |placed| !placed.is_needed).await;
+            if others_wait {
+                others_wait = matches!(self.forget_others(cluster).await, Err(Refused::Unavailable(_)));
+            }
         }
     }
 
@@ -114,6 +152,9 @@ impl Tickets {
 
     /// True for a ticket of a driver that is gone, by the node of each pod that has one.
     fn is_left(&self, id: &str, ticket: &AttachmentTicket, pods: &BTreeMap<String, String>) -> bool {
+        if self.held().contains_key(id) {
+            return false;
+        }
         let has_one = |node: &str| pods.values().any(|there| there == node);
         match driver_of(id) {
             None => false,
@@ -166,7 +207,7 @@ impl MetadataService {
         }
     }
 
-    /// Lets the volume go. What cannot be said to the API server now is said when the driver ends, or starts again.
+    /// Lets the volume go. What cannot be said to the API server now is said later, or when the driver ends, or starts again.
     pub(super) async fn release(&self, held: Held) {
         self.tickets.give_back(&self.cluster, &held.volume, &held.ticket).await;
     }
