@@ -28,7 +28,7 @@ use super::show::{self, Endpoint};
 use super::waits::waited_for;
 use crate::arguments::Frontend;
 use crate::daemon::clock;
-use crate::daemon::freeze::Frozen;
+use crate::daemon::freeze::{Freezing, Frozen, Turn};
 use crate::reader::ReplicaAt;
 
 /// Where whoever sent an errand hears how it went.
@@ -75,8 +75,8 @@ pub(super) struct Face {
     pub(super) shown: Arc<Mutex<FrontendState>>,
     pub(super) errands: Sender<Errand>,
     pub(super) looks: Mutex<Looks>,
-    /// Held while the file system on the device is frozen: only one freezes it, and notes that it did.
-    pub(super) freezing: Arc<Mutex<()>>,
+    /// Of the file system on the device.
+    pub(super) freezing: Arc<Freezing>,
     pub(super) root: Root,
     /// The volume's key.
     pub(super) key: [u8; 32],
@@ -139,10 +139,10 @@ impl EngineControl for Face {
             (self.volume.clone(), self.engine.clone(), Arc::clone(&self.freezing));
         // A thread of its own: whoever asked may go away, and the file system thaws all the same.
         let taken = tokio::task::spawn_blocking(move || {
-            let _alone = lock(&freezing);
+            let turn = freezing.turn().map_err(not_frozen)?;
             let carry_out =
                 |command| engine.command(command).recv().unwrap_or(Err(CommandError::ShuttingDown));
-            at_rest(&volume, device.as_deref(), || carry_out(command), || carry_out(removal))
+            at_rest(&volume, device.as_deref(), turn, || carry_out(command), || carry_out(removal))
         });
         Box::pin(async move { taken.await.unwrap_or(Err(EngineError::Ending)) })
     }
@@ -222,19 +222,21 @@ fn told() -> (Done, Answer<()>) {
 fn at_rest(
     volume: &str,
     device: Option<&std::path::Path>,
+    turn: Arc<Turn>,
     take: impl FnOnce() -> Result<(), CommandError>,
     remove: impl FnOnce() -> Result<(), CommandError>,
 ) -> Result<(), EngineError> {
-    let not_frozen = |e: anyhow::Error| {
-        EngineError::NotFrozen(format!(
-            "no snapshot was taken, because the file system was not frozen: {e:#}"
-        ))
-    };
-    let frozen =
-        device.map(|device| Frozen::of_device(volume, device)).transpose().map_err(not_frozen)?.flatten();
+    let frozen = device.map(|device| Frozen::of_device(volume, device, Arc::clone(&turn)));
+    let frozen = frozen.transpose().map_err(not_frozen)?.flatten();
     let taken = take().map_err(refusal);
     let Some(frozen) = frozen else { return taken };
-    ended(frozen.thaw(), taken, remove)
+    let ended = ended(frozen.thaw(), taken, remove);
+    drop(turn);
+    ended
+}
+
+fn not_frozen(e: anyhow::Error) -> EngineError {
+    EngineError::NotFrozen(format!("no snapshot was taken, because the file system was not frozen: {e:#}"))
 }
 
 /// How a snapshot of a frozen file system has ended. `thawed`: whether it was frozen until then.
