@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use lh_wire::{BlockState, Header, MERGED, OpCode, Status};
 use replica::store::{Directory, OpenOptions, Pace, SnapshotLayer, SnapshotView, Stored};
 use serde_json::Value;
 use serve_client::{MIB, Server, session};
@@ -176,6 +177,21 @@ fn a_qcow2_backing_file_is_served() {
             let got = c.read(at * u64::from(MIB), MIB);
             let from = usize::try_from(at).unwrap() << 20;
             assert!(got == expected[from..from + (1 << 20)], "{form:?}: MiB {at}");
+        }
+        // So is what is told of it to replicas that are to read the same.
+        for at in (0..16_u64).rev() {
+            let header = c.header(OpCode::ReadLayer, at * u64::from(MIB), MIB);
+            let image = c.ask(Header { aux: MERGED, ..header }, b"");
+            assert_eq!(image.status(), Status::Ok);
+            let (mut data, states) = image.payload.split_at(image.payload.len() - 256);
+            let from = usize::try_from(at).unwrap() << 20;
+            for (state, block) in states.iter().zip(expected[from..from + (1 << 20)].chunks(4096)) {
+                let is_data = BlockState::from_u8(*state) == Some(BlockState::Data);
+                assert!(is_data || *state == BlockState::Zero as u8 && block.iter().all(|byte| *byte == 0));
+                let (own, rest) = data.split_at(if is_data { 4096 } else { 0 });
+                assert!(!is_data || own == block, "{form:?}: MiB {at}");
+                data = rest;
+            }
         }
         for at in (0..4 << 20).step_by(37 * 4096) {
             assert!(c.read(at, 8192) == expected[usize::try_from(at).unwrap()..][..8192], "{form:?}: {at}");

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use lh_block::{Extent, Instance};
 use lh_wire::{
-    BlockState, ChainOp, Control, Header, Keep, LayerDigest, LayerInfo, MapPage, OpCode, Status, Verified,
-    flags,
+    BlockState, ChainOp, Control, Header, Keep, LayerDigest, LayerInfo, MERGED, MapPage, OpCode, Status,
+    Verified, flags,
 };
 use replica::store::LayerChecksums;
 use serve_client::{Client, Killable, MIB, SIZE, Server, pattern, places, serve_if_child, session};
@@ -212,6 +212,61 @@ fn what_is_sound_here_outlives_a_rotten_image() {
         let (rotten, payload) = image(&mut c, 6, &[7; 4096]);
         assert_eq!(c.ask(Header { flags: flags::VERIFY, ..rotten }, &payload).status(), Status::Ok);
         assert_eq!(c.read(6 * BLOCK, 4096), [7; 4096]);
+        drop(c);
+        server.stop();
+    }
+}
+
+/// Members whose folds may differ are made equal by what is read through all layers. What has rotted in one of them, or is lost there, is
+/// not among that: it would hide what another member has sound.
+#[test]
+fn what_is_read_through_layers_is_without_the_rot_of_any() {
+    for place in places() {
+        let directory = place.path().join("replica");
+        let Some((server, mut c, data)) = sample(place.path()) else { continue };
+        assert_eq!(c.write(8 * BLOCK, &[8; 4096]), Status::Ok);
+        snapshot(&mut c, &directory, "t");
+        assert_eq!(c.write(5 * BLOCK, &[5; 4096]), Status::Ok);
+        rot(&directory, 3);
+        lose(&directory, 6);
+        // Nobody reads these.
+        rot(&directory, 5);
+        lose(&directory, 8);
+        let merged = |c: &mut Client<UnixStream>, flags: u8, blocks: (u64, u32), layer: &[u8]| {
+            let header = c.header(OpCode::ReadLayer, blocks.0 * BLOCK, blocks.1 * 4096);
+            c.ask(Header { flags, aux: MERGED, ..header }, layer)
+        };
+        for (blocks, expected) in [
+            ((0, 256), Status::Rotten),
+            ((0, 3), Status::Ok),
+            ((3, 1), Status::Rotten),
+            ((4, 2), Status::Ok),
+            ((6, 1), Status::Rotten),
+            ((7, 249), Status::Ok),
+        ] {
+            assert_eq!(merged(&mut c, flags::VERIFY, blocks, b"").status(), expected, "{blocks:?}");
+        }
+        assert_eq!(merged(&mut c, flags::VERIFY, (5, 1), b"t").status(), Status::Rotten, "the head is above");
+        let image = merged(&mut c, 0, (0, 256), b"");
+        assert_eq!((image.status(), image.header.aux), (Status::Ok, 256));
+        let (mut expected, mut states) = (data.clone(), [BlockState::Data as u8; 256]);
+        (states[3], states[6]) = (BlockState::Absent as u8, BlockState::Absent as u8);
+        for block in [5_u8, 8] {
+            expected[usize::from(block) * 4096..][..4096].fill(block);
+        }
+        let told =
+            [&expected[..3 * 4096], &expected[4 * 4096..6 * 4096], &expected[7 * 4096..], &states].concat();
+        assert!(image.payload == told);
+        // What they are made equal by takes nothing away that one of them has there.
+        assert_eq!(c.write(3 * BLOCK, &data[3 * 4096..4 * 4096]), Status::Ok);
+        let put = c.header(OpCode::PutLayer, 0, MIB);
+        let put = c.ask(Header { aux: 256, flags: flags::VERIFY, ..put }, &told);
+        assert_eq!((put.status(), put.header.aux), (Status::Ok, 253), "but for what is there, and its own");
+        expected[6 * 4096..7 * 4096].fill(0);
+        assert!(c.read(0, MIB) == expected);
+        let map = c.control(&Control::LayerMap { layer: String::new(), from: 0, recorded: false });
+        let ranges = serde_json::from_slice::<MapPage>(&map.payload).unwrap().ranges;
+        assert_eq!(ranges, [Extent::new(0, 6 * BLOCK), Extent::new(7 * BLOCK, 249 * BLOCK)]);
         drop(c);
         server.stop();
     }

@@ -116,9 +116,9 @@ impl Queue {
     fn read_source(&mut self, now: u64, s: u16, out: &mut Vec<Output>) {
         let Work::Job(_, job) = &self.slot(s).work else { return };
         let (layer, source, verify, merged) = match *job {
-            // A head has no checksums, and what is read through several layers is of several.
+            // A head has no checksums, but the layers below it have, through which it may be read.
             Job::Equalise { layer, source, merged, .. } => {
-                (layer, self.sound_source(s).unwrap_or(source), layer.is_some() && !merged, merged)
+                (layer, self.sound_source(s).unwrap_or(source), layer.is_some() || merged, merged)
             }
             Job::Compare { layer, source, .. } => (layer, source, true, false),
             Job::Verify { layer, member, .. } => (layer, member, false, false),

@@ -388,6 +388,15 @@ impl Replica {
         self.path(top).find_map(|at| self.layers[at].blocks[block]).unwrap_or(0)
     }
 
+    /// It is read from a layer by whose checksums it is rotten, or past one that by its own has lost it.
+    fn reads_rot(&self, block: usize, top: usize) -> bool {
+        let met = self.path(top).find(|at| {
+            let layer = &self.layers[*at];
+            layer.blocks[block].is_some() || layer.is_rotten(block)
+        });
+        met.is_some_and(|at| self.layers[at].is_rotten(block))
+    }
+
     fn write(&mut self, range: Extent) {
         self.clean = false;
         self.intent.extend(range.offset / self.chunk..range.end().div_ceil(self.chunk));
@@ -432,13 +441,17 @@ impl Replica {
                 (Status::Ok, 0, Payload::None)
             }
             (OpCode::ReadLayer, Payload::Layer(name)) => match self.layers.iter().find(|l| l.name == *name) {
-                Some(layer) if verify && span(range).any(|b| layer.is_rotten(b)) => {
-                    (Status::Rotten, 0, Payload::None)
-                }
                 Some(_) if aux == lh_wire::MERGED => {
                     let top = self.layers.iter().position(|l| l.name == *name).expect("found");
-                    let image = blocks.map(|b| Some(self.read(b, top))).collect();
-                    (Status::Ok, 0, Payload::Image(name.clone(), image))
+                    let sound = |b| (!self.reads_rot(b, top)).then(|| self.read(b, top));
+                    let image: Blocks = blocks.map(sound).collect();
+                    match verify && image.contains(&None) {
+                        true => (Status::Rotten, 0, Payload::None),
+                        false => (Status::Ok, 0, Payload::Image(name.clone(), image)),
+                    }
+                }
+                Some(layer) if verify && span(range).any(|b| layer.is_rotten(b)) => {
+                    (Status::Rotten, 0, Payload::None)
                 }
                 Some(layer) => (Status::Ok, 0, Payload::Image(name.clone(), layer.blocks[blocks].to_vec())),
                 None => (Status::Refused, 0, Payload::None),
@@ -476,7 +489,11 @@ impl Replica {
                 (Status::Ok, 0, Payload::None)
             }
             (OpCode::PutLayer, _) if self.full => (Status::NoSpace, 0, Payload::None),
-            (OpCode::PutLayer, Payload::Image(name, image)) => self.put_layer(range, name, image),
+            (OpCode::PutLayer, Payload::Image(name, image)) => {
+                // What a rotten image of the head is without stays.
+                let keeps = verify && name.is_empty();
+                self.put_layer(range, name, image, keeps)
+            }
             (OpCode::ClearIntent, _) => {
                 for chunk in range.offset / self.chunk..range.end().div_ceil(self.chunk) {
                     self.intent.remove(&chunk);
@@ -517,7 +534,13 @@ impl Replica {
         layer.is_some_and(|l| span(range).all(|block| l.blocks[block].is_some() && !l.is_rotten(block)))
     }
 
-    fn put_layer(&mut self, range: Extent, name: &str, image: &Blocks) -> (Status, u32, Payload) {
+    fn put_layer(
+        &mut self,
+        range: Extent,
+        name: &str,
+        image: &Blocks,
+        keeps: bool,
+    ) -> (Status, u32, Payload) {
         assert!(name.is_empty() || self.folding.is_none(), "{name} is written beside a fold");
         // A copy needs no mark: what it repairs is marked, and what is rebuilt says so.
         (self.clean, self.images_unflushed) = (false, true);
@@ -525,7 +548,7 @@ impl Replica {
             return (Status::Refused, 0, Payload::None);
         };
         let mut changed = 0;
-        for (block, new) in span(range).zip(image) {
+        for (block, new) in span(range).zip(image).filter(|(_, new)| new.is_some() || !keeps) {
             changed += u32::from(layer.blocks[block] != *new);
             layer.blocks[block] = *new;
         }

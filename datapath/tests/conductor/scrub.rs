@@ -308,3 +308,33 @@ fn a_snapshot_that_only_some_have_folded_is_no_rot() {
         );
     }
 }
+
+/// A removed snapshot has rotted on the replica that the others are made equal to after a power cut. Be it that another one kept its power,
+/// or that none did: no head gets the rot, which would hide the sound copies below.
+#[test]
+fn rot_below_heads_in_doubt_is_copied_into_none() {
+    for lost in [vec![3], vec![2, 3]] {
+        let mut world = World::hashed();
+        let snapshot = world.snapshot("b");
+        assert_eq!(world.finish(snapshot), Ok(()));
+        let removal = world.command(Command::RemoveSnapshot { name: "a".into() });
+        assert_eq!(world.finish(removal), Ok(()));
+        let good = *world.block(1, "a", 0);
+        world.writes_to(1);
+        let written = *world.block(1, "", 1);
+        lost.iter().for_each(|replica: &usize| world.replicas[replica - 1].forget_unflushed());
+        world.rots(1, "a", 0);
+        world.crash_engine();
+        world.run_until("the volume opens", World::is_open);
+        assert!(world.status().chunks_in_doubt > 0);
+        world.run_until("nothing is in doubt", |w| w.status().chunks_in_doubt == 0);
+        for replica in 1..=3 {
+            assert_eq!(*world.block(replica, "", 1), written, "{replica}");
+            let (top, block) = (world.replicas[replica - 1].layers.len() - 1, World::hot(0));
+            let block = usize::try_from(block).expect("small");
+            let sound = world.replicas[replica - 1].read(block, top) == good.expect("written");
+            assert!(sound || replica == 1 && lost.len() == 2, "replica {replica}, {lost:?} lost their power");
+            assert_ne!(*world.block(replica, "", 0), Some(666), "replica {replica}");
+        }
+    }
+}

@@ -26,7 +26,7 @@ impl Server {
         }
         let Work::Put(put) = &self.requests.get(id).work else { return };
         let (layer, mut read) = (put.plan.layer, put.plan.held.clone());
-        if put.rotten {
+        if put.rotten && layer != self.store.head() {
             read.extend(&put.plan.lost);
         }
         if !self.store.begin_write(layer, range) {
@@ -115,7 +115,8 @@ impl Server {
     }
 
     /// The blocks, by their offsets, that stay as they are since the image is rotten and they are sound. What is taken for want of
-    /// another is not what the layer's checksums say: they count no more.
+    /// another is not what the layer's checksums say: they count no more. The head has none: what is rotten in the layers below it, its
+    /// sender has left out of what is read through them all, and nobody knows better.
     fn sound_of_own(&mut self, id: RequestId) -> BTreeSet<u64> {
         let slot = self.requests.get(id);
         let Work::Put(put) = &slot.work else { return BTreeSet::new() };
@@ -124,6 +125,10 @@ impl Server {
         }
         let layer = put.plan.layer;
         let step = usize::try_from(BLOCK).unwrap_or(usize::MAX);
+        if layer == self.store.head() {
+            let left_out = put.plan.punch.iter().flat_map(|e| (e.offset..e.end()).step_by(step)).collect();
+            return self.keep_of_own(id, left_out);
+        }
         let data = put.plan.held.iter().chain(&put.plan.lost);
         let own: Vec<(u64, Option<u32>)> = data
             .flat_map(|extent| (extent.offset..extent.end()).step_by(step))
@@ -141,6 +146,10 @@ impl Server {
                 stays.len()
             );
         }
+        self.keep_of_own(id, stays)
+    }
+
+    fn keep_of_own(&mut self, id: RequestId, stays: BTreeSet<u64>) -> BTreeSet<u64> {
         let Work::Put(put) = &mut self.requests.get(id).work else { return stays };
         let before = put.plan.changed;
         put.plan.keep(&stays);

@@ -1,19 +1,20 @@
 //! Reads: through the chain, and of one layer alone.
 
+use std::collections::BTreeSet;
 use std::io;
 
 use lh_block::Extent;
 use lh_ring::{Completion, Payload, Token};
 use lh_wire::{BlockState, flags};
 
-use super::blocks::{block_sums, runs_of};
+use super::blocks::runs_of;
 use super::core::{Completed, Failure, RequestId};
 use super::memory::PAGE;
 use super::request::{Digesting, Part, Work, trailer};
 use super::server::{AT_ONCE_MAX, Server};
 use super::token::{OWNER, kind};
 use super::trouble::note;
-use crate::store::{LayerNo, Source, Store};
+use crate::store::{LayerNo, Merged, Piece, Source, Store};
 
 impl Server {
     /// Reads the range through the chain.
@@ -31,29 +32,28 @@ impl Server {
         }
     }
 
-    /// What one layer holds of the range: its data, then a trailer.
+    /// What one layer holds of the range, or it and all under it: its data, then a trailer.
     pub(super) fn start_read_layer(&mut self, id: RequestId, range: Extent, merged: bool) {
         let name = self.requests.get(id).payload.to_vec();
         let layer = std::str::from_utf8(&name).ok();
         let Some(layer) = layer.and_then(|name| self.store.layer(name)) else {
             return self.end(id, Err(Failure::Refused("this replica has no layer of that name".into())));
         };
-        let alone = |states: Vec<BlockState>| vec![(layer, states)];
         let found = match merged {
             true => self.store.merged_states(layer, range),
-            false => self.store.layer_states(layer, range).map(alone),
+            false => self.store.layer_states(layer, range).map(|states| Merged::alone(layer, states)),
         };
-        let layers = match found {
-            Ok(layers) => layers,
+        let held = match found {
+            Ok(held) => held,
             Err(e) => {
                 let failure = note(&self.status, &e);
                 return self.end(id, Err(failure));
             }
         };
-        let (states, parts) = together(&layers, range.offset);
-        let parts = parts.into_iter();
+        let parts = pieces_of(&self.store, &held, range.offset);
+        let parts = parts.into_iter().map(|piece| (piece.extent, piece.source));
         if self.gather(id, parts, self.reads_max()) {
-            self.requests.get(id).work = Work::ReadLayer { layer, states, name };
+            self.requests.get(id).work = Work::ReadLayer { held, merged, name };
             self.read_parts(id);
         } else {
             self.starve(id);
@@ -208,13 +208,18 @@ impl Server {
                 let payload = self.requests.get(id).header.length;
                 self.end(id, Ok(Completed { payload, ..Completed::default() }));
             }
-            Work::ReadLayer { layer, states, name } => {
-                if verify && self.has_checksums(layer) {
-                    let own = block_sums(&states, self.requests.get(id).parts.iter().filter_map(Part::data));
-                    if self.rotten_parts(layer, range, &own) != 0 {
-                        self.requests.get(id).parts.clear();
-                        return self.end(id, Err(Failure::Rotten));
-                    }
+            Work::ReadLayer { held, merged, name } => {
+                let rotten =
+                    if verify || merged { self.rotten_blocks(id, range, &held) } else { BTreeSet::new() };
+                if verify && !rotten.is_empty() {
+                    self.requests.get(id).parts.clear();
+                    return self.end(id, Err(Failure::Rotten));
+                }
+                let mut states = held.states();
+                if !rotten.is_empty() {
+                    // Who takes this for the layer's own would hide with it what others have sound further down.
+                    let slot = self.requests.get(id);
+                    slot.parts = without(std::mem::take(&mut slot.parts), &mut states, &rotten);
                 }
                 self.end_read_layer(id, &trailer(&states, &name));
             }
@@ -256,17 +261,72 @@ fn decoded(store: &Store, layer: LayerNo, extent: Extent, mut payload: Payload) 
     Ok(payload)
 }
 
-/// What layers hold that were found one under the other, no block in two of them: the state of each block, and where to
-/// read what is data.
-fn together(layers: &[(LayerNo, Vec<BlockState>)], offset: u64) -> (Vec<BlockState>, Vec<(Extent, Source)>) {
-    let mut states = vec![BlockState::Absent; layers.first().map_or(0, |(_, states)| states.len())];
-    let mut parts = Vec::new();
-    for (layer, own) in layers {
-        parts.extend(runs_of(own, offset).map(|run| (run, Source::Layer(*layer))));
-        for (state, own) in states.iter_mut().zip(own).filter(|(_, own)| **own != BlockState::Absent) {
-            *state = *own;
+/// Where to read what layers hold that were found one under the other, in order of offset.
+fn pieces_of(store: &Store, held: &Merged, offset: u64) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    for told in &held.told {
+        runs_of(&told.states, offset).for_each(|run| store.plan_read_of(told.layer, run, &mut pieces));
+    }
+    pieces.sort_unstable_by_key(|piece| piece.extent.offset);
+    pieces
+}
+
+/// The data of an image without these blocks, which it has not from now on.
+fn without(parts: Vec<Part>, states: &mut [BlockState], left_out: &BTreeSet<usize>) -> Vec<Part> {
+    let block = PAGE as usize;
+    // Places in the data, where a part may begin within a block.
+    let holds_data = |(n, state): (usize, &BlockState)| (*state == BlockState::Data).then_some(n);
+    let data: Vec<usize> = states.iter().enumerate().filter_map(holds_data).collect();
+    let mut kept = Vec::with_capacity(parts.len());
+    let mut at = 0;
+    for part in parts {
+        let end = at + part.bytes();
+        while at < end {
+            let until = end.min((at / block + 1) * block);
+            if data.get(at / block).is_some_and(|n| !left_out.contains(n)) {
+                let (from, len) = (part.bytes() + at - end, until - at);
+                kept.push(part.data().map_or(Part::Zero(len), |data| Part::Ready(data.slice(from, len))));
+            }
+            at = until;
         }
     }
-    parts.sort_unstable_by_key(|(run, _)| run.offset);
-    (states, parts)
+    left_out.iter().for_each(|n| states[*n] = BlockState::Absent);
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use lh_ring::Pool;
+
+    use super::*;
+
+    #[test]
+    fn an_image_without_some_of_its_blocks() {
+        use BlockState::{Absent, Data, Zero};
+        let pool = Pool::new(1 << 22, 1 << 22).unwrap();
+        let ready = |byte: u8, len: u32| {
+            let mut payload = pool.alloc(len, 1).unwrap();
+            payload.write_at(0, &vec![byte; len as usize]);
+            Part::Ready(payload)
+        };
+        // A cluster of a backing file ends within a block.
+        let parts = || vec![ready(1, 4096 + 512), Part::Zero(3584), ready(2, 2 * 4096)];
+        let told = [Data, Absent, Data, Zero, Data, Data];
+        for (left_out, expected, bytes) in [
+            (vec![], told, vec![(1, 4096), (1, 512), (0, 3584), (2, 4096), (2, 4096)]),
+            (vec![2], [Data, Absent, Absent, Zero, Data, Data], vec![(1, 4096), (2, 4096), (2, 4096)]),
+            (
+                vec![0, 1, 3, 5],
+                [Absent, Absent, Data, Absent, Data, Absent],
+                vec![(1, 512), (0, 3584), (2, 4096)],
+            ),
+        ] {
+            let mut states = told;
+            let kept = without(parts(), &mut states, &left_out.iter().copied().collect());
+            assert_eq!(states, expected, "{left_out:?}");
+            let first = |part: &Part| part.data().map_or(0, |data| data.to_vec()[0]);
+            let kept: Vec<_> = kept.iter().map(|part| (first(part), part.bytes())).collect();
+            assert_eq!(kept, bytes, "{left_out:?}");
+        }
+    }
 }

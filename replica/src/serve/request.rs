@@ -4,7 +4,7 @@ use lh_ring::Payload;
 use lh_wire::{BlockState, Header};
 
 use super::core::{ConnId, Failure, Job, RequestId};
-use crate::store::{LayerNo, PutPlan, ZeroPlan};
+use crate::store::{LayerNo, Merged, PutPlan, ZeroPlan};
 
 /// A part of what a read answers.
 #[derive(Debug)]
@@ -57,8 +57,9 @@ pub(super) enum Work {
     Zero(Box<ZeroPlan>),
     /// Data runs are read; what the trailer is made of is here.
     ReadLayer {
-        layer: LayerNo,
-        states: Vec<BlockState>,
+        held: Merged,
+        /// Through all layers under the named one.
+        merged: bool,
         name: Vec<u8>,
     },
     /// Data runs are read, to be summed up; `body` is what came with the request, `compared` what another replica is told of the

@@ -1,6 +1,8 @@
 //! Comparing what is read of snapshot layers with their checksums on record. A block in a chunk that the intent bitmap
 //! marked when the directory was opened may be what a power cut left of it: there a checksum says nothing until the mark is taken back.
 
+use std::collections::BTreeSet;
+
 use lh_block::{BLOCK, Extent};
 use lh_ring::Payload;
 use lh_wire::{BlockState, MapPage, Verified, part_bit};
@@ -10,7 +12,7 @@ use super::checksums::Checksums;
 use super::core::RequestId;
 use super::request::Part;
 use super::server::Server;
-use crate::store::{BlockSum, LayerNo, Verdict};
+use crate::store::{BlockSum, LayerNo, Merged, Told, Verdict};
 
 /// Ranges in a page that tells both what a layer holds and what it should hold: twice as many still fit a message.
 const RANGES_MAX: usize = 2 * MapPage::RANGES_MAX;
@@ -29,6 +31,26 @@ impl Server {
         let verdicts = self.checksums.verdicts(&self.store, layer, range.offset, own);
         let rotten = verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Rotten);
         rotten.fold(0, |bits, (n, _)| bits | part_bit(range.len, n * BLOCK))
+    }
+
+    /// The blocks of what was read of layers, by their number in the range, that do not fit the checksums of the layer that they are
+    /// read from, or that by its own has lost them.
+    pub(super) fn rotten_blocks(&mut self, id: RequestId, range: Extent, held: &Merged) -> BTreeSet<usize> {
+        let mut rotten = BTreeSet::new();
+        for Told { layer, states, covered } in &held.told {
+            if !self.store.is_own(*layer) || !self.has_checksums(*layer) {
+                continue;
+            }
+            let data = self.requests.get(id).parts.iter().filter_map(|part| match part {
+                Part::Bytes { layer: of, payload, .. } if of == layer => Some(payload),
+                _ => None,
+            });
+            let own = block_sums(states, data);
+            let verdicts = self.checksums.verdicts(&self.store, *layer, range.offset, &own);
+            let bad = |(n, verdict)| (verdict == Verdict::Rotten).then(|| usize::try_from(n).ok()).flatten();
+            rotten.extend(verdicts.into_iter().filter_map(bad).filter(|n| !covered[*n]));
+        }
+        rotten
     }
 
     /// What is known of each block of a short range.

@@ -235,21 +235,27 @@ impl Store {
     /// Over a qcow2 backing file it may read 4 KiB of that file's tables, which are then kept.
     pub fn plan_read(&self, extent: Extent, pieces: &mut Vec<Piece>) {
         for (range, held) in self.places.runs(blocks(extent)) {
-            let layer = self.holder(held);
             let Some(extent) = bytes(range).intersection(extent) else { continue };
-            match layer.map(|layer| (layer, self.at(layer).image.as_deref())) {
-                Some((layer, Some(image))) => image.places(extent, |extent, place| {
-                    let source = match place {
-                        Place::Zero => Source::Zero,
-                        Place::At(offset) => Source::Cluster(layer, offset),
-                        Place::Packed => Source::Packed(layer),
-                    };
-                    pieces.push(Piece { extent, source });
-                }),
-                Some((layer, None)) => pieces.push(Piece { extent, source: Source::Layer(layer) }),
+            match self.holder(held) {
+                Some(layer) => self.plan_read_of(layer, extent, pieces),
                 None => pieces.push(Piece { extent, source: Source::Zero }),
             }
         }
+    }
+
+    /// Where the bytes are of a range that this layer holds, as [`Store::plan_read`] says it.
+    pub fn plan_read_of(&self, layer: LayerNo, extent: Extent, pieces: &mut Vec<Piece>) {
+        let Some(image) = self.at(layer).image.as_deref() else {
+            return pieces.push(Piece { extent, source: Source::Layer(layer) });
+        };
+        image.places(extent, |extent, place| {
+            let source = match place {
+                Place::Zero => Source::Zero,
+                Place::At(offset) => Source::Cluster(layer, offset),
+                Place::Packed => Source::Packed(layer),
+            };
+            pieces.push(Piece { extent, source });
+        });
     }
 
     /// Which blocks of a range hold data, from its begin on: as far as one answer says it, and no more than so many runs of the index

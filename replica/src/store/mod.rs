@@ -93,6 +93,7 @@ pub use release::{Release, ReleaseError};
 pub use rescue::{Doubt, DoubtKind};
 pub use scrub::{Hashed, RecordedChecksum, Rot, RotKind, ScrubError, ScrubReport, SnapshotLayer, Stored};
 pub use ssync::{SsyncError, Ssynced, receive_file, send_file};
+pub use states::{Merged, Told};
 pub use survey::{Survey, survey};
 pub use zeroed::{Recorded, ZeroPlan};
 

@@ -65,38 +65,69 @@ impl Store {
         Ok(compared)
     }
 
-    /// What is read of each block of the range through a layer of the head's chain: for each layer from it down, what it alone
-    /// adds. What no layer holds is zero, by the last one's word, unless a backing file is below. Of a layer that is not in
-    /// that chain, what itself holds.
+    /// What is read of each block of the range through a layer of the head's chain: what it and each layer under it add, the backing file
+    /// included. Of a layer that is not in that chain, what itself holds.
     ///
     /// # Errors
     /// The disk's.
-    pub fn merged_states(
-        &self,
-        layer: LayerNo,
-        extent: Extent,
-    ) -> io::Result<Vec<(LayerNo, Vec<BlockState>)>> {
+    pub fn merged_states(&self, layer: LayerNo, extent: Extent) -> io::Result<Merged> {
         let Some(place) = self.chain().iter().position(|no| *no == layer) else {
-            return self.layer_states(layer, extent).map(|states| vec![(layer, states)]);
+            return self.layer_states(layer, extent).map(|states| Merged::alone(layer, states));
         };
-        let mut found: Vec<(LayerNo, Vec<BlockState>)> = Vec::new();
-        let mut said = vec![false; usize::try_from(extent.len / BLOCK).unwrap_or(0)];
-        let own_layers = self.chain()[..=place].iter().rev().filter(|no| self.at(**no).name.is_some());
-        for no in own_layers {
-            let mut states = self.layer_states(*no, extent)?;
-            for (state, said) in states.iter_mut().zip(&mut said) {
-                if *said {
+        let blocks = usize::try_from(extent.len / BLOCK).unwrap_or(0);
+        let within = self.at(layer).length.saturating_sub(extent.offset) / BLOCK;
+        let within = usize::try_from(within).unwrap_or(usize::MAX).min(blocks);
+        let (mut told, mut covered) = (Vec::new(), vec![false; blocks]);
+        for layer in self.chain()[..=place].iter().rev() {
+            let mut states = self.layer_states(*layer, extent)?;
+            let above = covered.clone();
+            for (state, covered) in states.iter_mut().zip(&mut covered) {
+                if *covered {
                     *state = BlockState::Absent;
                 }
-                *said |= *state != BlockState::Absent;
+                *covered |= *state != BlockState::Absent;
             }
-            found.push((*no, states));
+            told.push(Told { layer: *layer, states, covered: above });
         }
-        let backed = self.chain().iter().any(|no| self.at(*no).name.is_none());
-        if let Some((_, last)) = found.last_mut().filter(|_| !backed) {
-            let silent = last.iter_mut().zip(&said).filter(|(_, said)| !**said);
-            silent.for_each(|(state, _)| *state = BlockState::Zero);
+        Ok(Merged { told, within })
+    }
+}
+
+/// What one layer says of the blocks of a range that are read through several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// The layer.
+    pub layer: LayerNo,
+    /// What it says of each block; nothing where a layer above has spoken.
+    pub states: Vec<BlockState>,
+    /// The blocks of which a layer above has spoken: what this one holds, or has lost, of them is not read.
+    pub covered: Vec<bool>,
+}
+
+/// What layers say of the blocks of a range, the highest first; no block is told by two of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Merged {
+    /// Layer by layer.
+    pub told: Vec<Told>,
+    /// The first so many blocks are zero if no layer says anything of them. The others lie behind the layer's end.
+    within: usize,
+}
+
+impl Merged {
+    /// What a layer alone says: of the other blocks nothing is known.
+    pub fn alone(layer: LayerNo, states: Vec<BlockState>) -> Self {
+        let covered = vec![false; states.len()];
+        Self { told: vec![Told { layer, states, covered }], within: 0 }
+    }
+
+    /// What all of them say of each block.
+    pub fn states(&self) -> Vec<BlockState> {
+        let mut states = vec![BlockState::Absent; self.told.first().map_or(0, |told| told.states.len())];
+        states.iter_mut().take(self.within).for_each(|state| *state = BlockState::Zero);
+        for told in &self.told {
+            let said = states.iter_mut().zip(&told.states).filter(|(_, own)| **own != BlockState::Absent);
+            said.for_each(|(state, own)| *state = *own);
         }
-        Ok(found)
+        states
     }
 }

@@ -503,3 +503,35 @@ fn whom_a_part_is_read_from_is_the_only_member_that_does_not_get_it() {
     assert_eq!(b.reports(), [done(3, JobResult::Failed { member: A })]);
     b.assert_idle();
 }
+
+/// What is read through several layers is compared with the checksums of each. Without a sound copy anywhere, whoever sends it leaves out
+/// what is rotten, and that stays as it is.
+#[test]
+fn rot_below_the_head_is_not_copied_into_heads() {
+    let mut b = Bench::new(3);
+    let (layer, range, targets) = (None, blocks(0, 32), MemberSet::EMPTY.with(A).with(B).with(C));
+    let (compare, merged, repair) = (false, true, false);
+    for (id, others, asked) in [
+        (1, MemberSet::EMPTY.with(B), vec![(A, true), (B, true)]),
+        (2, MemberSet::EMPTY, vec![(A, true), (A, false)]),
+    ] {
+        job(&mut b, id, Job::Equalise { layer, range, source: A, others, targets, compare, merged, repair });
+        for (n, (member, verify)) in asked.iter().enumerate() {
+            let read = b.one(*member);
+            assert_eq!((read.op, read.aux, read.verify), (OpCode::ReadLayer, lh_wire::MERGED, *verify));
+            if n == 0 {
+                b.reply(read, Status::Rotten);
+                assert_eq!(b.reports(), [FromQueue::Rotten(A, range)]);
+            } else {
+                b.reply_with(read, Status::Ok, 32);
+            }
+        }
+        for m in [A, B, C] {
+            let put = b.one(m);
+            assert_eq!((put.op, put.verify), (OpCode::PutLayer, id == 2));
+            b.reply_with(put, Status::Ok, 1);
+        }
+        assert_eq!(b.reports(), [done(id, JobResult::Done { changed: 3 })]);
+    }
+    b.assert_idle();
+}

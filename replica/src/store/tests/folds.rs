@@ -390,6 +390,67 @@ fn replicas_that_have_folded_differently_are_made_equal_by_what_is_read() {
     }
 }
 
+/// Over a backing file, what no layer of the source says anything of is what that file has: another replica may yet have something else in
+/// a snapshot that was removed.
+#[test]
+fn what_only_a_backing_file_holds_is_told_as_it_is_read() {
+    let place = temporary();
+    std::fs::write(place.path().join("backing"), [vec![8; 10 * 4096], vec![0; 54 * 4096]].concat()).unwrap();
+    let made = |name: &str, written: u8| {
+        let path = place.path().join(name);
+        Volume::create(&path).close();
+        let meta = path.join("volume.meta");
+        let text = std::fs::read_to_string(&meta).unwrap();
+        let named = text.replacen("\"BackingFilePath\":\"\"", "\"BackingFilePath\":\"../backing\"", 1);
+        std::fs::write(&meta, named).unwrap();
+        let mut volume = Volume::open(&path).unwrap();
+        volume.write(extent(2, 2), 1);
+        // What was on its way to all of them when their engine died.
+        if written > 0 {
+            volume.write(extent(4, 1), written);
+            volume.write(extent(20, 1), written);
+        }
+        volume.snapshot(1, "a").unwrap();
+        volume.zero(extent(3, 1));
+        volume.remove(2, "a").unwrap();
+        volume
+    };
+    let (mut target, mut source) = (made("target", 9), made("source", 0));
+    source.fold("a").unwrap();
+    target.write(extent(6, 1), 7);
+    let image = source.merged("");
+    target.put("", 0, &image);
+    let mut expected = vec![8; 10];
+    expected.resize(64, 0);
+    (expected[2], expected[3]) = (1, 0);
+    assert_eq!(source.blocks(), expected);
+    assert_eq!(target.blocks(), expected);
+    target.fold("a").unwrap();
+    assert_eq!(target.blocks(), expected, "folded afterwards");
+}
+
+/// A snapshot from before an expansion has nothing behind its end, whatever is read through it.
+#[test]
+fn what_is_read_through_a_shorter_snapshot_ends_with_it() {
+    let place = temporary();
+    let mut volume = Volume::create(&place.path().join("r"));
+    volume.write(extent(1, 1), 1);
+    volume.snapshot(1, "a").unwrap();
+    volume.write(extent(2, 1), 2);
+    volume.expand(2, 96 * BLOCK).unwrap();
+    volume.write(extent(80, 1), 3);
+    let name = format!("expand-{}", 96 * BLOCK);
+    let image = volume.merged(&name);
+    assert_eq!(
+        (image[1], image[2], image[3]),
+        ((BlockState::Data, 1), (BlockState::Data, 2), (BlockState::Zero, 0))
+    );
+    assert!(image[64..].iter().all(|block| *block == (BlockState::Absent, 0)));
+    volume.put(&name, 0, &image);
+    assert_eq!(volume.blocks()[..4], [0, 1, 2, 0]);
+    assert_eq!(volume.blocks()[80], 3);
+}
+
 /// A volume of 64 MiB with 32 MiB in a removed snapshot, and a head of 1 MiB over it.
 fn small_head(path: &std::path::Path) -> Volume {
     let mut volume = Volume::create_sized(path, 64 * MIB);

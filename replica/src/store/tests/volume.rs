@@ -16,6 +16,7 @@ use super::super::error::{ChainError, OpenError};
 use super::super::fold::{Fold, Step};
 use super::super::fs::Fs;
 use super::super::layer::LayerNo;
+use super::super::states::Told;
 use super::super::zeroed::ZeroPlan;
 use super::super::{create, disk, open};
 use super::tape::Tape;
@@ -323,17 +324,19 @@ impl Volume {
     pub(super) fn merged(&self, name: &str) -> Vec<(BlockState, u8)> {
         let layer = self.store.layer(name).unwrap();
         let whole = Extent::new(0, self.store.size());
-        let mut image = vec![(BlockState::Absent, 0); usize::try_from(self.store.size() / BLOCK).unwrap()];
-        for (layer, states) in self.store.merged_states(layer, whole).unwrap() {
+        let merged = self.store.merged_states(layer, whole).unwrap();
+        let mut image: Vec<_> = merged.states().into_iter().map(|state| (state, 0)).collect();
+        let mut told = vec![false; image.len()];
+        for Told { layer, states, .. } in merged.told {
             let file = disk::reopen(self.store.layer_file(layer)).unwrap();
-            for (n, state) in (0..).zip(states).filter(|(_, state)| *state != BlockState::Absent) {
-                let block = &mut image[usize::try_from(n).unwrap()];
-                assert_eq!(block.0, BlockState::Absent, "block {n} is told twice");
+            for (n, state) in states.into_iter().enumerate().filter(|(_, state)| *state != BlockState::Absent)
+            {
+                assert!(!std::mem::replace(&mut told[n], true), "block {n} is told twice");
                 let mut byte = [0];
                 if state == BlockState::Data {
-                    file.read_exact_at(&mut byte, n * BLOCK).unwrap();
+                    file.read_exact_at(&mut byte, n as u64 * BLOCK).unwrap();
                 }
-                *block = (state, byte[0]);
+                image[n].1 = byte[0];
             }
         }
         image
