@@ -360,9 +360,27 @@ fn what_is_put_on_purpose_makes_checksums_void() {
     }
 }
 
-/// What is folded keeps checksums, unless rot was carried along: a checksum of that would make it the truth.
+/// The snapshot `s` is folded into the next one.
+fn fold(c: &mut Client<UnixStream>) {
+    let (id, layers) = (Instance(77), c.state().chain.len());
+    ok(c, &Control::Prepare { id, op: ChainOp::MarkRemoved { name: "s".into() } });
+    ok(c, &Control::Commit { id });
+    ok(c, &Control::Fold { name: "s".into(), bytes_per_second: None });
+    let began = Instant::now();
+    while c.state().chain.len() == layers {
+        assert!(began.elapsed() < Duration::from_secs(20), "it is folded for ever");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn verify_of(c: &mut Client<UnixStream>, layer: &[u8], block: u64) -> Verified {
+    let header = c.header(OpCode::VerifyLayer, block * BLOCK, 4096);
+    Verified::from_bits(c.ask(header, layer).header.aux)
+}
+
+/// What is folded keeps the checksums from before: of rot that was carried along others would make the truth.
 #[test]
-fn a_fold_of_sound_layers_leaves_checksums_and_a_fold_of_rot_none() {
+fn a_fold_leaves_the_checksums_from_before() {
     for rotten in [false, true] {
         let place = tempfile::tempdir().unwrap();
         let directory = place.path().join("replica");
@@ -373,25 +391,43 @@ fn a_fold_of_sound_layers_leaves_checksums_and_a_fold_of_rot_none() {
         if rotten {
             rot(&directory, 3);
         }
-        let id = Instance(77);
-        ok(&mut c, &Control::Prepare { id, op: ChainOp::MarkRemoved { name: "s".into() } });
-        ok(&mut c, &Control::Commit { id });
-        ok(&mut c, &Control::Fold { name: "s".into(), bytes_per_second: None });
-        let began = Instant::now();
-        while c.state().chain.len() > 2 {
-            assert!(began.elapsed() < Duration::from_secs(20), "it is folded for ever");
-            std::thread::sleep(Duration::from_millis(10));
+        fold(&mut c);
+        hashed(&mut c);
+        settle(&mut c, &directory);
+        let expected = if rotten { ROTTEN } else { SOUND };
+        assert_eq!([3, 4, 8].map(|block| verify_of(&mut c, b"t", block)), [expected, SOUND, SOUND]);
+        let corrupted = c.state().hash.unwrap().corrupted;
+        assert_eq!(corrupted.contains(&"t".to_owned()), rotten);
+        drop(c);
+        server.stop();
+    }
+}
+
+/// Between a fold and the hash of what it has left, another image is put there.
+#[test]
+fn what_is_put_after_a_fold_is_not_judged_by_the_checksums_from_before() {
+    for put in [false, true] {
+        let place = tempfile::tempdir().unwrap();
+        let directory = place.path().join("replica");
+        let Some((server, mut c, data)) = sample(place.path()) else { continue };
+        assert_eq!(c.write(8 * BLOCK, &data[..4096]), Status::Ok);
+        snapshot(&mut c, &directory, "t");
+        hash(&mut c, &["t"]);
+        (1..4).for_each(|n| assert_eq!(c.write(n * u64::from(MIB), &data), Status::Ok));
+        snapshot(&mut c, &directory, "u");
+        // Until this is done no other snapshot's turn comes.
+        ok(&mut c, &Control::Hash { snapshots: vec!["u".into()], bytes_per_second: Some(MIB.into()) });
+        fold(&mut c);
+        assert_eq!(c.state().hash.unwrap().name, "u", "too soon to tell");
+        if put {
+            let header = c.header(OpCode::PutLayer, 3 * BLOCK, 4096);
+            let image = [&[7; 4096][..], &[BlockState::Data as u8, b't']].concat();
+            assert_eq!(c.ask(Header { aux: 2, ..header }, &image).status(), Status::Ok);
         }
         hashed(&mut c);
         settle(&mut c, &directory);
-        let ask = |c: &mut Client<UnixStream>, block: u64| {
-            let header = c.header(OpCode::VerifyLayer, block * BLOCK, 4096);
-            Verified::from_bits(c.ask(header, b"t").header.aux)
-        };
-        let expected = if rotten { UNKNOWN } else { SOUND };
-        assert_eq!([ask(&mut c, 3), ask(&mut c, 4), ask(&mut c, 8)], [expected; 3]);
-        let corrupted = c.state().hash.unwrap().corrupted;
-        assert_eq!(corrupted.contains(&"t".to_owned()), rotten);
+        let expected = if put { UNKNOWN } else { SOUND };
+        assert_eq!([3, 4].map(|block| verify_of(&mut c, b"t", block)), [expected; 2]);
         drop(c);
         server.stop();
     }

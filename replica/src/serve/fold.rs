@@ -69,6 +69,7 @@ impl Server {
             if self.has_images_of(&fold) {
                 fold.give_way();
             }
+            self.hasher.forget_folded(fold.plan().child.as_deref().unwrap_or_default());
             let checksums = self.checksums_of_both(fold.plan());
             let waits = Waits::Nothing;
             self.folder.run = Some(Run {

@@ -41,11 +41,20 @@ struct Task {
     folded: Option<Box<FoldedChecksums>>,
 }
 
+/// What is read now, and how far.
+#[derive(Debug)]
+struct Running {
+    name: String,
+    folded: bool,
+    pace: Arc<Pace>,
+    done: u64,
+    total: u64,
+}
+
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<Task>,
-    /// What is read now, and how far.
-    running: Option<(String, Arc<Pace>, u64, u64)>,
+    running: Option<Running>,
     outcomes: BTreeMap<String, HashOutcome>,
     /// Those of them that are over, the oldest first.
     over: VecDeque<String>,
@@ -129,10 +138,22 @@ impl Hasher {
         for task in gone {
             state.set(task.name, HashOutcome::Failed(ScrubError::Stopped.to_string()));
         }
-        if let Some((running, pace, ..)) = &state.running
-            && wanted(running)
+        if let Some(running) = state.running.as_ref().filter(|running| wanted(&running.name)) {
+            running.pace.stop();
+        }
+    }
+
+    /// Something else gets into the layer of this snapshot than was folded into it.
+    pub(super) fn forget_folded(&self, name: &str) {
+        let mut state = self.lock();
+        if let Some(at) = state.queue.iter().position(|task| task.folded.is_some() && task.name == name) {
+            state.queue.remove(at);
+            let failed = ScrubError::Changed(name.to_owned()).to_string();
+            state.outcomes.insert(name.to_owned(), HashOutcome::Failed(failed));
+        }
+        if let Some(running) = state.running.as_ref().filter(|running| running.folded && running.name == name)
         {
-            pace.stop();
+            running.pace.stop();
         }
     }
 
@@ -156,7 +177,7 @@ impl Hasher {
             return None;
         }
         let mut report = HashState { waiting: state.queue.len() as u64, ..HashState::default() };
-        if let Some((name, _, done, total)) = &state.running {
+        if let Some(Running { name, done, total, .. }) = &state.running {
             (report.name, report.done, report.total) = (name.clone(), *done, *total);
         } else if let Some(next) = state.queue.front() {
             report.name.clone_from(&next.name);
@@ -181,7 +202,8 @@ impl Hasher {
                     return self.0.idle.notify_all();
                 };
                 let pace = Arc::new(Pace::new(task.rate));
-                state.running = Some((task.name.clone(), Arc::clone(&pace), 0, 0));
+                let (name, folded, paced) = (task.name.clone(), task.folded.is_some(), Arc::clone(&pace));
+                state.running = Some(Running { name, folded, pace: paced, done: 0, total: 0 });
                 (task, pace)
             };
             let outcome = self.hash(&mut task, &pace).unwrap_or_else(|e| {
@@ -204,8 +226,8 @@ impl Hasher {
         }
         let total = layer.allocated().unwrap_or(0);
         let mut progress = |bytes: u64| {
-            if let Some((.., done, of)) = &mut self.lock().running {
-                (*done, *of) = (bytes, total.max(bytes));
+            if let Some(running) = &mut self.lock().running {
+                (running.done, running.total) = (bytes, total.max(bytes));
             }
         };
         let hashed = match &mut task.folded {

@@ -74,6 +74,7 @@ impl Server {
         };
         let changed = plan.changed;
         let name = trailer.layer.to_owned();
+        self.hasher.forget_folded(&name);
         let rotten = self.requests.get(id).header.has(flags::VERIFY);
         let fits = !rotten && self.fits_checksums(layer, range, &states, &data);
         let put = Put { name, plan, data, runs: Vec::new(), changed, fits, rotten };

@@ -54,29 +54,35 @@ struct OnRecord<'a> {
 }
 
 impl OnRecord<'_> {
-    /// A block that the layer holds.
-    fn met(&mut self, block: u64, found: u32) {
-        self.passed(block);
-        if let Ok(stored) = (self.next)(block..block + 1) {
-            self.differs |= stored.is_none_or(|(_, stored)| stored != found);
-        }
+    /// A block that the layer holds. Gives back what it should be.
+    fn met(&mut self, block: u64, found: u32, lost: Push<'_>) -> io::Result<Option<u32>> {
+        self.passed(block, lost)?;
         self.from = block + 1;
+        let Ok(stored) = (self.next)(block..block + 1) else { return Ok(Some(found)) };
+        let stored = stored.map(|(_, stored)| stored);
+        self.differs |= stored != Some(found);
+        Ok(stored)
     }
 
-    /// Before `block` the layer holds nothing more.
-    fn passed(&mut self, block: u64) {
+    /// Before `block` the layer holds nothing more: what it should hold there is lost.
+    fn passed(&mut self, block: u64, lost: Push<'_>) -> io::Result<()> {
         while self.from < block {
             let end = block.min(page_end(self.from));
-            self.differs |= matches!((self.next)(self.from..end), Ok(Some(_)));
-            self.from = end;
+            match (self.next)(self.from..end) {
+                Ok(Some((block, stored))) => {
+                    self.differs = true;
+                    self.from = block + 1;
+                    lost(block, stored)?;
+                }
+                _ => self.from = end,
+            }
         }
-    }
-
-    fn ends_differing(mut self, end: u64) -> bool {
-        self.passed(end);
-        self.differs
+        Ok(())
     }
 }
+
+/// Notes the checksum of a block.
+type Push<'a> = &'a mut dyn FnMut(u64, u32) -> io::Result<()>;
 
 impl SnapshotLayer {
     /// What Longhorn's checksum file says of the layer's file as it is now; reads nothing else. `None`: it is to be
@@ -99,14 +105,15 @@ impl SnapshotLayer {
     /// # Errors
     /// [`ScrubError`]; then both files are what they were before.
     pub fn hash(&self, pace: &Pace, progress: &mut dyn FnMut(u64)) -> Result<Hashed, ScrubError> {
-        let Some(mut stored) = self.sums() else { return self.hash_beside(pace, progress, None) };
+        let Some(mut stored) = self.sums() else { return self.hash_beside(pace, progress, None, false) };
         // What became zero since has no checksum any more.
         let zero = self.zeroes(blocks(self.whole()));
-        self.hash_beside(pace, progress, Some(&mut |range| stored.next_outside(range, &zero)))
+        self.hash_beside(pace, progress, Some(&mut |range| stored.next_outside(range, &zero)), false)
     }
 
     /// As [`SnapshotLayer::hash`], of a layer that another was folded into: what does not fit the checksums of `before`, or is missing
-    /// by them, or has none among them, is rot that the fold has carried along.
+    /// by them, or has none among them, is rot that the fold has carried along. Then those are put on record: they tell
+    /// [`SnapshotLayer::scrub`] which blocks that are. Nothing else may have been put into the layer since they were opened.
     ///
     /// # Errors
     /// [`ScrubError`].
@@ -116,15 +123,16 @@ impl SnapshotLayer {
         pace: &Pace,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Hashed, ScrubError> {
-        self.hash_beside(pace, progress, Some(&mut |range| before.next(range)))
+        self.hash_beside(pace, progress, Some(&mut |range| before.next(range)), true)
     }
 
-    /// `before`: the checksums on record, if there are any.
+    /// `before`: the checksums on record, if there are any. `moved`: they are in no file that counts, and are to be.
     fn hash_beside(
         &self,
         pace: &Pace,
         progress: &mut dyn FnMut(u64),
         before: Option<NextSum<'_>>,
+        moved: bool,
     ) -> Result<Hashed, ScrubError> {
         let fs = Fs::default();
         let here = |source| failed("hashing in", &self.directory)(source);
@@ -137,6 +145,10 @@ impl SnapshotLayer {
         let mut record = before.map(|next| OnRecord { next, from: 0, differs: false });
         let writer = self.id.map(|id| SumsWriter::begin(&fs, &self.engine(), id));
         let mut writer = writer.transpose().map_err(here)?;
+        let mut push = |block, sum| {
+            count += 1;
+            writer.as_mut().map_or(Ok(()), |writer| writer.push(block, sum))
+        };
         self.walk(self.whole(), pace, progress, &mut |found| {
             let (offset, bytes, own) = match found {
                 Found::Bytes { offset, bytes, own } => (offset, bytes, own),
@@ -148,28 +160,30 @@ impl SnapshotLayer {
             crc.skip_zeroes(offset - at);
             crc.update(bytes);
             at = offset + bytes.len() as u64;
-            for (block, sum) in checksums(offset, bytes, own) {
-                count += 1;
-                if let Some(writer) = &mut writer {
-                    writer.push(block, sum).map_err(here)?;
-                }
-                if let Some(record) = &mut record {
-                    record.met(block, sum);
-                }
+            for (block, found) in checksums(offset, bytes, own) {
+                let expected = match &mut record {
+                    Some(record) => record.met(block, found, &mut push).map_err(here)?,
+                    None => Some(found),
+                };
+                expected.map_or(Ok(()), |sum| push(block, sum)).map_err(here)?;
             }
             Ok(())
         })?;
+        if let Some(record) = &mut record {
+            record.passed(self.version.length.div_ceil(BLOCK), &mut push).map_err(here)?;
+        }
         crc.skip_zeroes(self.version.length - at);
         self.check_unchanged()?;
         let checksum = crc.finish();
-        let rotten = record.is_some_and(|record| record.ends_differing(self.version.length.div_ceil(BLOCK)));
+        let rotten = record.is_some_and(|record| record.differs);
         let silently_corrupted = rotten || known.is_some_and(|known| known != checksum);
         let mut record = Recorded::new(checksum, self.version.ctime, now());
         if silently_corrupted {
             // As Longhorn does: what was recorded stays, with the word beside it.
             record = recorded.filter(|_| known.is_some()).unwrap_or(record);
             record.silently_corrupted = true;
-        } else if let Some(writer) = writer {
+        }
+        if let Some(writer) = writer.filter(|_| moved || !silently_corrupted) {
             writer.finish(&fs, self.version).map_err(here)?;
         }
         self.write_record(&fs, &record).map_err(here)?;

@@ -13,45 +13,53 @@ use super::super::checksum::{FoldedChecksums, file_name};
 use super::super::disk;
 use super::super::offline::SnapshotView;
 use super::super::pace::Pace;
-use super::super::scrub::Hashed;
-use super::scrub::{hash, layer, rot};
+use super::super::scrub::{Rot, RotKind};
+use super::scrub::{hash, layer, rot, scrub};
 use super::tape::Tape;
 use super::volume::{SIZE, Volume, extent};
 
-/// Rot of the kinds Lost and Appeared is carried along by a fold, and becomes the truth.
-fn folded_rot(change: impl Fn(&fs::File)) -> (Hashed, bool) {
-    let place = tempfile::tempdir().unwrap();
-    let path = place.path().join("replica");
-    let mut volume = Volume::create(&path);
+/// Rot is carried along by a fold, and would become the truth. What a scrub finds afterwards, and the volume.
+fn folded_rot(path: &Path, change: impl Fn(&fs::File)) -> (Vec<Rot>, Volume) {
+    let mut volume = Volume::create(path);
     volume.write(extent(2, 8), 1);
     volume.snapshot(1, "one").unwrap();
     volume.write(extent(12, 12), 2);
     volume.snapshot(2, "two").unwrap();
-    hash(&path, "one");
-    hash(&path, "two");
-    rot(&path, "one", change);
+    hash(path, "one");
+    hash(path, "two");
+    rot(path, "one", change);
     volume.remove(3, "one").unwrap();
     let (one, two) = (volume.store.layer("one").unwrap(), volume.store.layer("two").unwrap());
-    let mut before = FoldedChecksums::open(&path, &volume.store, two, one).unwrap();
+    let mut before = FoldedChecksums::open(path, &volume.store, two, one).unwrap();
     volume.fold("one").unwrap();
-    let layer = layer(&path, "two");
+    let layer = layer(path, "two");
     let hashed = layer.hash_folded(&mut before, &Pace::new(0), &mut |_| {}).unwrap();
-    (hashed, layer.has_block_checksums())
+    assert!(hashed.silently_corrupted, "it is carried along as if it were sound: {hashed:?}");
+    (scrub(path, "two").rotten, volume)
 }
 
+/// The block is trimmed, and then a scrub brings it back.
 #[test]
 fn a_block_that_a_folded_snapshot_has_lost_is_no_truth() {
-    let (hashed, certified) = folded_rot(|file| disk::punch(file, extent(5, 1)).unwrap());
-    assert!(hashed.silently_corrupted, "a lost block is carried along: {hashed:?}, certified: {certified}");
+    let place = tempfile::tempdir().unwrap();
+    let lose = |file: &fs::File| disk::punch(file, extent(5, 2)).unwrap();
+    let (rotten, mut volume) = folded_rot(&place.path().join("replica"), lose);
+    assert_eq!(rotten, [Rot { extent: extent(5, 2), kind: RotKind::Lost }]);
+    volume.zero(extent(5, 1));
+    volume.put("two", 5, &[(BlockState::Data, 1), (BlockState::Data, 1)]);
+    assert_eq!(volume.blocks()[4..8], [1, 0, 1, 1], "old data shows through the hole of the head");
 }
 
 #[test]
-fn a_block_that_has_appeared_in_a_folded_snapshot_is_no_truth() {
-    let (hashed, certified) = folded_rot(|file| file.write_all_at(&[9; 4096], 11 * BLOCK).unwrap());
-    assert!(
-        hashed.silently_corrupted,
-        "a block from nowhere is carried along: {hashed:?}, certified: {certified}"
-    );
+fn blocks_of_a_folded_snapshot_that_have_changed_or_appeared_are_no_truth() {
+    let place = tempfile::tempdir().unwrap();
+    let change = |file: &fs::File| {
+        file.write_all_at(&[9; 4096], 11 * BLOCK).unwrap();
+        file.write_all_at(&[9], 4 * BLOCK).unwrap();
+    };
+    let (rotten, _) = folded_rot(&place.path().join("replica"), change);
+    let rot = |block, kind| Rot { extent: extent(block, 1), kind };
+    assert_eq!(rotten, [rot(4, RotKind::Changed), rot(11, RotKind::Appeared)]);
 }
 
 /// What the upper layer hid, by data or by a mark, is in neither afterwards, and what both held is once.

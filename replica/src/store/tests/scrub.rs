@@ -37,7 +37,7 @@ pub(super) fn layer(path: &Path, snapshot: &str) -> SnapshotLayer {
     SnapshotLayer::open(path, snapshot).unwrap()
 }
 
-fn scrub(path: &Path, snapshot: &str) -> ScrubReport {
+pub(super) fn scrub(path: &Path, snapshot: &str) -> ScrubReport {
     layer(path, snapshot).scrub(&Pace::new(0), &mut |_| {}).unwrap()
 }
 
