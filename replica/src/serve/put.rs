@@ -29,6 +29,10 @@ impl Server {
         if put.rotten && layer != self.store.head() {
             read.extend(&put.plan.lost);
         }
+        if put.singly {
+            read =
+                read.iter().flat_map(|extent| blocks_of(*extent)).map(|at| Extent::new(at, BLOCK)).collect();
+        }
         if !self.store.begin_write(layer, range) {
             self.parked.push(id);
         } else if self.gather(id, read.into_iter().map(|extent| (extent, Source::Layer(layer))), IMAGES_MAX) {
@@ -77,7 +81,7 @@ impl Server {
         self.hasher.forget_folded(&name);
         let rotten = self.requests.get(id).header.has(flags::VERIFY);
         let fits = !rotten && self.fits_checksums(layer, range, &states, &data);
-        let put = Put { name, plan, data, runs: Vec::new(), changed, fits, rotten };
+        let put = Put { name, plan, data, runs: Vec::new(), changed, fits, rotten, singly: false };
         self.requests.get(id).work = Work::Put(Box::new(put));
         Ok(())
     }
@@ -125,14 +129,13 @@ impl Server {
             return BTreeSet::new();
         }
         let layer = put.plan.layer;
-        let step = usize::try_from(BLOCK).unwrap_or(usize::MAX);
         if layer == self.store.head() {
-            let left_out = put.plan.punch.iter().flat_map(|e| (e.offset..e.end()).step_by(step)).collect();
+            let left_out = put.plan.punch.iter().flat_map(|extent| blocks_of(*extent)).collect();
             return self.keep_of_own(id, left_out);
         }
         let data = put.plan.held.iter().chain(&put.plan.lost);
         let own: Vec<(u64, Option<u32>)> = data
-            .flat_map(|extent| (extent.offset..extent.end()).step_by(step))
+            .flat_map(|extent| blocks_of(*extent))
             .map(|at| {
                 let bytes = held_at(&slot.parts, at);
                 (at, bytes.map(|(held, from)| held.slice(from, PAGE as usize).crc32c()))
@@ -264,6 +267,11 @@ impl Server {
 }
 
 const _: () = assert!(PAGE as u64 == BLOCK);
+
+/// The offsets of the blocks of a range.
+fn blocks_of(extent: Extent) -> impl Iterator<Item = u64> {
+    (extent.offset..extent.end()).step_by(PAGE as usize)
+}
 
 /// Reads the trailer of an image of the range with so many bytes of data.
 fn decode(trailer: &[u8], range: Extent, data: usize) -> Result<LayerTrailer<'_>, Failure> {

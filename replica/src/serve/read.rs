@@ -8,7 +8,7 @@ use lh_ring::{Completion, Payload, Token};
 use lh_wire::{BlockState, flags};
 
 use super::blocks::runs_of;
-use super::core::{Completed, Failure, RequestId};
+use super::core::{Completed, Failure, Job, RequestId};
 use super::memory::PAGE;
 use super::request::{Digesting, Part, Work, trailer};
 use super::server::{AT_ONCE_MAX, Server};
@@ -127,7 +127,7 @@ impl Server {
             return match read {
                 Ok(n) if n == len => {}
                 Ok(n) => self.ended_early(id, index, n),
-                Err(e) => slot.failure = Some(note(&self.status, &e)),
+                Err(e) => self.part_failed(id, index, &e),
             };
         }
         slot.left += 1;
@@ -159,10 +159,22 @@ impl Server {
                     return self.read_part(id, index);
                 }
             }
-            Err(e) => slot.failure = Some(note(&self.status, &e)),
+            Err(e) => self.part_failed(id, index, &e),
         }
         if self.requests.get(id).left == 0 {
             self.parts_read(id);
+        }
+    }
+
+    /// The disk does not give a part. One of those that are read each by itself is then as if the layer had not that block.
+    fn part_failed(&mut self, id: RequestId, index: usize, error: &io::Error) {
+        let failure = note(&self.status, error);
+        let slot = self.requests.get(id);
+        match (&slot.work, slot.parts.get_mut(index)) {
+            (Work::Put(put), Some(Part::Bytes { len, payload, .. })) if put.singly => {
+                (*len, *payload) = (0, Payload::default());
+            }
+            _ => slot.failure = Some(failure),
         }
     }
 
@@ -187,7 +199,10 @@ impl Server {
         let slot = self.requests.get(id);
         if let Some(failure) = slot.failure.take() {
             slot.parts.clear();
-            if matches!(slot.work, Work::Put(_)) {
+            if let (Work::Put(put), Some(Job::PutLayer { range, trailer })) = (&mut slot.work, slot.job) {
+                if put.rotten && !std::mem::replace(&mut put.singly, true) {
+                    return self.start_put(id, range, trailer);
+                }
                 // What cannot be read is not compared but written: a disk gives a bad sector another place then.
                 return self.put_compared(id);
             }

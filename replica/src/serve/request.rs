@@ -101,6 +101,8 @@ pub(super) struct Put {
     pub(super) fits: bool,
     /// Its sender says that the image is rotten: what is sound here stays.
     pub(super) rotten: bool,
+    /// Then one block that cannot be read is no reason not to look at those beside it: each is read by itself.
+    pub(super) singly: bool,
 }
 
 /// A request in flight.

@@ -8,14 +8,14 @@ use std::path::Path;
 use crossbeam_channel::bounded;
 use lh_block::{Extent, Generation, Instance};
 use lh_ring::Token;
-use lh_wire::{BlockState, Header, LayerDigest, OpCode};
+use lh_wire::{BlockState, Header, LayerDigest, OpCode, flags};
 use nix::sys::socket::{getsockopt, sockopt};
 
 use super::*;
 use crate::serve::core::{ConnId, SessionHello};
 use crate::serve::token::OWNER;
 use crate::serve::{Address, Options, Status};
-use crate::store::{Committed, CreateOptions, Directory, OpenOptions};
+use crate::store::{Committed, CreateOptions, Directory, OpenOptions, Pace, SnapshotLayer};
 
 const SIZE: u64 = 64 << 20;
 
@@ -280,4 +280,42 @@ fn a_fold_and_an_image_of_its_layer_do_not_begin_beside_each_other() {
     server.reported(begun);
     let run = server.folder.run.as_ref().expect("it has begun");
     assert!(run.fold.is_broken_off(), "it does not wait for the image");
+}
+
+/// Whoever sends a rotten image has lost both blocks, and here the disk does not give one of them.
+#[test]
+fn a_block_that_cannot_be_read_costs_no_sound_one_beside_it() {
+    let place = tempfile::tempdir().unwrap();
+    create(place.path(), &[7; 8192]);
+    with_a_mark(place.path());
+    let directory = place.path().join("replica");
+    SnapshotLayer::open(&directory, "one").unwrap().hash(&Pace::new(0), &mut |_| {}).unwrap();
+    let mut server = Server::start(options(place.path())).unwrap();
+    server.in_memory = false;
+    let trailer = [&[BlockState::Absent as u8; 2][..], b"one"].concat();
+    let len = u32::try_from(trailer.len()).unwrap();
+    let mut payload = server.pool.alloc(len, 1).unwrap();
+    payload.write_at(0, &trailer);
+    let header = Header::request(OpCode::PutLayer, 1, 0, 8192, Generation::default());
+    let id = server.requests.add(ConnId(1), Header { flags: flags::VERIFY, payload: len, ..header }, payload);
+    server.folder.forgotten = true;
+    server.start_job(id, Job::PutLayer { range: Extent::new(0, 8192), trailer: len });
+    while server.inputs.is_empty() {
+        server.ring.turn(Some(Duration::from_secs(5))).unwrap();
+        while let Some(mut c) = server.ring.next() {
+            // The first read is of both, then they are read one by one.
+            let both = c.result.as_ref().is_ok_and(|n| *n == 8192);
+            if c.token.kind == kind::READ && (both || c.token.slot == 1) {
+                c.result = Err(io::Error::from_raw_os_error(libc::EIO));
+            }
+            match c.token.kind {
+                kind::READ => server.read_done(c),
+                _ => server.put_op_done(&c),
+            }
+        }
+    }
+    let Some(Input::Done { result, .. }) = server.inputs.pop_front() else { panic!("it has ended") };
+    assert_eq!(result.map(|done| done.aux), Ok(1));
+    let left = std::fs::read(directory.join("volume-snap-one.img")).unwrap();
+    assert!(left[..4096] == [7; 4096] && left[4096..8192] == [0; 4096]);
 }
