@@ -433,6 +433,33 @@ fn what_is_put_after_a_fold_is_not_judged_by_the_checksums_from_before() {
     }
 }
 
+/// What a rebuild has changed elsewhere in a layer makes nothing of the rest of it any worse.
+#[test]
+fn what_is_sound_here_outlives_a_rotten_image_after_others() {
+    for place in places() {
+        let Some((server, mut c, data)) = sample(place.path()) else { continue };
+        let (changed, payload) = image(&mut c, 3, &[7; 4096]);
+        assert_eq!(c.ask(changed, &payload).status(), Status::Ok);
+        assert_eq!(verify(&mut c, 4), UNKNOWN);
+        // Sound here, changed by the image before, and sound again.
+        for (block, other, expected) in [(5, 8, None), (3, 9, Some(9)), (6, 8, None)] {
+            let (rotten, payload) = image(&mut c, block, &[other; 4096]);
+            let put = c.ask(Header { flags: flags::VERIFY, ..rotten }, &payload);
+            assert_eq!((put.status(), put.header.aux), (Status::Ok, expected.is_some().into()), "{block}");
+            let from = usize::try_from(block * BLOCK).unwrap();
+            let expected = expected.map_or(data[from..from + 4096].to_vec(), |byte| vec![byte; 4096]);
+            assert!(c.read(block * BLOCK, 4096) == expected, "{block}");
+        }
+        // A block that was what its checksum says, and has become that again by an image, is not known to be sound: it was changed.
+        let (back, payload) = image(&mut c, 3, &data[3 * 4096..4 * 4096]);
+        assert_eq!(c.ask(back, &payload).status(), Status::Ok);
+        let (rotten, payload) = image(&mut c, 3, &[9; 4096]);
+        assert_eq!(c.ask(Header { flags: flags::VERIFY, ..rotten }, &payload).header.aux, 1);
+        drop(c);
+        server.stop();
+    }
+}
+
 /// A rebuild that begins at the start removes all layers, and needs their space.
 #[test]
 fn no_file_is_kept_open_of_a_layer_that_is_gone() {

@@ -12,13 +12,16 @@ use crate::store::{BlockSum, FoldedChecksums, LayerChecksums, LayerNo, Store, Ve
 pub(super) struct Checksums {
     directory: PathBuf,
     pub(super) open: BTreeMap<LayerNo, LayerChecksums>,
+    /// Those of layers that have got something else since. A rebuild changes a layer here and there, and of all else it may yet be
+    /// sent what its source has lost.
+    given_up: BTreeMap<LayerNo, LayerChecksums>,
     /// Layer images on their way that fit the layer's checksums: its file is another one already, or is about to be.
     pub(super) puts: BTreeMap<LayerNo, u32>,
 }
 
 impl Checksums {
     pub(super) const fn new(directory: PathBuf) -> Self {
-        Self { directory, open: BTreeMap::new(), puts: BTreeMap::new() }
+        Self { directory, open: BTreeMap::new(), given_up: BTreeMap::new(), puts: BTreeMap::new() }
     }
 
     /// Those of a snapshot's layer as its file is now.
@@ -57,14 +60,45 @@ impl Checksums {
         FoldedChecksums::open(&self.directory, store, upper, lower)
     }
 
+    /// The layer gets something that its checksums say nothing of.
+    pub(super) fn give_up(&mut self, store: &Store, layer: LayerNo) {
+        if self.while_put(store, layer).is_some()
+            && let Some(mut sums) = self.open.remove(&layer)
+        {
+            let given_up = sums.give_up();
+            given_up.unwrap_or_else(|e| tracing::warn!("checksums of a layer are of no use any more: {e}"));
+            self.given_up.insert(layer, sums);
+        }
+    }
+
+    /// These ranges of a layer are about to be changed.
+    pub(super) fn note_changed(&mut self, layer: LayerNo, mut ranges: impl Iterator<Item = Extent>) {
+        let Some(sums) = self.given_up.get_mut(&layer) else { return };
+        if !ranges.all(|range| sums.note_changed(range)) {
+            self.given_up.remove(&layer);
+        }
+    }
+
+    /// The block of a layer is what was on record of it before images changed other blocks.
+    pub(super) fn was_recorded(&mut self, layer: LayerNo, block: u64, sum: u32) -> bool {
+        self.given_up.get_mut(&layer).is_some_and(|sums| sums.holds(block, sum))
+    }
+
+    /// Layers are changed otherwise than by images from now on.
+    pub(super) fn forget_given_up(&mut self) {
+        self.given_up.clear();
+    }
+
     /// Lets go of the file of a layer that is gone.
     pub(super) fn forget(&mut self, layer: LayerNo) {
         self.open.remove(&layer);
+        self.given_up.remove(&layer);
     }
 
     /// Lets go of all files: the layers are others, and what is gone of them would keep its space.
     pub(super) fn forget_all(&mut self) {
         self.open.clear();
+        self.given_up.clear();
     }
 
     /// What is to be said of the blocks from `offset` on, given what they hold. Empty: nothing can be said.

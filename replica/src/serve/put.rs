@@ -96,10 +96,12 @@ impl Server {
             put.changed += u32::try_from(unread).unwrap_or(u32::MAX);
         }
         put.changed += put.find_runs(&slot.parts, &stays);
-        let (layer, plan) = (put.plan.layer, &put.plan);
-        if put.rotten && !(put.runs.is_empty() && plan.punch.is_empty() && plan.marks.is_empty()) {
-            self.void_checksums(layer);
+        let layer = put.plan.layer;
+        let changes: Vec<Extent> = put.changes().collect();
+        if put.rotten && !changes.is_empty() {
+            self.checksums.give_up(&self.store, layer);
         }
+        self.checksums.note_changed(layer, changes.into_iter());
         let slot = self.requests.get(id);
         let Work::Put(put) = &mut slot.work else { return };
         slot.parts.clear();
@@ -280,6 +282,12 @@ fn decode(trailer: &[u8], range: Extent, data: usize) -> Result<LayerTrailer<'_>
 }
 
 impl Put {
+    /// What of the layer becomes something else.
+    fn changes(&self) -> impl Iterator<Item = Extent> + '_ {
+        let runs = self.runs.iter().map(|(offset, _, len)| Extent::new(*offset, *len as u64));
+        runs.chain(self.plan.punch.iter().chain(&self.plan.marks).copied())
+    }
+
     /// Finds what is to be written: what the layer does not hold, and what it holds otherwise. Returns how many blocks
     /// it holds otherwise. What stays is none of either.
     fn find_runs(&mut self, held: &[Part], stays: &BTreeSet<u64>) -> u32 {

@@ -114,28 +114,20 @@ impl Server {
         if fits {
             *self.checksums.puts.entry(layer).or_default() += 1;
         } else {
-            self.void_checksums(layer);
+            self.checksums.give_up(&self.store, layer);
         }
         fits
     }
 
-    /// The layer gets something that its checksums say nothing of.
-    pub(super) fn void_checksums(&mut self, layer: LayerNo) {
-        if self.checksums.while_put(&self.store, layer).is_some()
-            && let Some(sums) = self.checksums.open.remove(&layer)
-        {
-            sums.give_up()
-                .unwrap_or_else(|e| tracing::warn!("checksums of a layer are of no use any more: {e}"));
-        }
-    }
-
-    /// The layer has checksums that count, and this block of it is what they say.
+    /// The layer has checksums that count, or had before it got something else elsewhere, and this block of it is what they say.
     pub(super) fn is_sound(&mut self, layer: LayerNo, at: u64, sum: u32) -> bool {
         if self.store.was_found_marked(at) {
             return false;
         }
-        let sums = self.checksums.while_put(&self.store, layer);
-        sums.is_some_and(|sums| sums.verdict(at / BLOCK, (BlockState::Data, Some(sum))) == Verdict::Sound)
+        match self.checksums.while_put(&self.store, layer) {
+            Some(sums) => sums.verdict(at / BLOCK, (BlockState::Data, Some(sum))) == Verdict::Sound,
+            None => self.checksums.was_recorded(layer, at / BLOCK, sum),
+        }
     }
 
     /// An image that fits the layer's checksums was put into it, or was not: they are of the file as it is now, unless

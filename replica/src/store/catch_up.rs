@@ -155,7 +155,7 @@ impl Directory {
             match &place.kept {
                 Some((file, name)) => {
                     if place.is_another
-                        && let Some(sums) = LayerChecksums::open(&self.path, file)
+                        && let Some(mut sums) = LayerChecksums::open(&self.path, file)
                     {
                         // Of it nothing is sound in the new one's place.
                         sums.give_up()?;

@@ -12,6 +12,11 @@ impl RangeSet {
         self.0.is_empty()
     }
 
+    /// How many ranges it takes.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.0.iter().map(|(start, end)| *start..*end)
     }

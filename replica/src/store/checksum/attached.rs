@@ -23,7 +23,12 @@ use super::sums::{Sums, Version};
 pub struct LayerChecksums {
     file: Arc<File>,
     sums: Sums,
+    /// Blocks that were changed on purpose since these were given up.
+    changed: RangeSet,
 }
+
+/// Ranges of blocks that are remembered as changed: some megabytes of memory.
+const CHANGED_MAX: usize = 1 << 16;
 
 /// What a block is, beside its checksum on record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +49,7 @@ impl LayerChecksums {
     pub fn open(directory: &Path, file: &Arc<File>) -> Option<Self> {
         let id = disk::id(file, LAYER_ATTRIBUTE).ok()??;
         let sums = Sums::open(&directory.join(ENGINE), id).ok()??;
-        let checksums = Self { file: Arc::clone(file), sums };
+        let checksums = Self { file: Arc::clone(file), sums, changed: RangeSet::default() };
         checksums.are_of(file).then_some(checksums)
     }
 
@@ -86,12 +91,27 @@ impl LayerChecksums {
         self.sums.rebind(Version::of(&self.file)?)
     }
 
-    /// The layer is about to become something else on purpose: from now on, and after a crash, they are of no file.
+    /// The layer is about to become something else on purpose: from now on, and after a crash, they are of no file. This process may
+    /// tell where they still hold ([`LayerChecksums::holds`]).
     ///
     /// # Errors
     /// The disk's. The change itself then makes them void.
-    pub fn give_up(mut self) -> io::Result<()> {
+    pub fn give_up(&mut self) -> io::Result<()> {
         self.sums.rebind(Version { length: 0, ctime: (0, 0) })
+    }
+
+    /// These were given up, and the range is about to be changed. False if that is more than is remembered: then they say nothing any
+    /// more.
+    #[must_use]
+    pub fn note_changed(&mut self, range: Extent) -> bool {
+        self.changed.insert(blocks(range));
+        self.changed.len() <= CHANGED_MAX
+    }
+
+    /// The block was not changed since they were given up, and holds what they say.
+    pub fn holds(&mut self, block: u64, sum: u32) -> bool {
+        !self.changed.overlaps(block..block + 1)
+            && self.verdict(block, (BlockState::Data, Some(sum))) == Verdict::Sound
     }
 }
 
