@@ -460,6 +460,35 @@ fn what_is_sound_here_outlives_a_rotten_image_after_others() {
     }
 }
 
+/// The target of a rebuild begins with nothing, and its source has lost blocks. What is zeroed over them stays zero when another replica
+/// has brought them.
+#[test]
+fn zeroes_over_what_the_source_has_lost_stay() {
+    for place in places() {
+        let Some((server, mut c, data)) = sample(place.path()) else { continue };
+        let chain = c.state().chain;
+        ok(&mut c, &Control::RebuildBegin { size: SIZE, chain, keep: None });
+        assert_eq!(c.op(OpCode::WriteZeroes, 3 * BLOCK, 4096).status(), Status::Ok);
+        assert_eq!(c.op(OpCode::WriteZeroes, 600 * BLOCK, 4096).status(), Status::Ok);
+        let lost = c.header(OpCode::PutLayer, 3 * BLOCK, 8192);
+        let lost = c.ask(Header { aux: 3, flags: flags::VERIFY, ..lost }, &[0, 0, b's']);
+        assert_eq!(lost.status(), Status::Ok);
+        ok(&mut c, &Control::RebuildEnd);
+        assert_eq!(c.op(OpCode::WriteZeroes, 4 * BLOCK, 4096).status(), Status::Ok);
+        for block in [3, 4] {
+            let from = usize::try_from(block * BLOCK).unwrap();
+            let (header, payload) = image(&mut c, block, &data[from..from + 4096]);
+            assert_eq!(c.ask(header, &payload).status(), Status::Ok);
+        }
+        assert!(c.read(3 * BLOCK, 8192) == [0; 8192], "old data is back");
+        let map = c.control(&Control::LayerMap { layer: String::new(), from: 0, recorded: false });
+        let ranges = serde_json::from_slice::<MapPage>(&map.payload).unwrap().ranges;
+        assert_eq!(ranges, [Extent::new(3 * BLOCK, 2 * BLOCK)], "the other one hid nothing");
+        drop(c);
+        server.stop();
+    }
+}
+
 /// A rebuild that begins at the start removes all layers, and needs their space.
 #[test]
 fn no_file_is_kept_open_of_a_layer_that_is_gone() {

@@ -261,7 +261,12 @@ impl Server {
                 self.refresh(put.plan.layer, put.plan.extent);
                 Err(failure)
             }
-            None => self.store.put_done(&put.plan).map_err(|e| self.break_down(&e)),
+            None => {
+                let below = put.plan.layer != self.store.head();
+                let absent = put.plan.absent.iter().filter(|_| put.rotten && below);
+                absent.for_each(|extent| self.store.note_lost(put.plan.layer, *extent));
+                self.store.put_done(&put.plan).map_err(|e| self.break_down(&e))
+            }
         };
         let done = |answer| Completed { aux: put.changed, sync: answer == Answer::AfterFlush, payload: 0 };
         self.end(id, result.map(done));

@@ -120,6 +120,7 @@ impl Store {
             rank: rank(at),
             // A process before this one may have answered writes that it never synced: the next flush covers them.
             dirty: true,
+            lost: RangeSet::default(),
         });
         Self {
             size,
@@ -512,7 +513,7 @@ impl Store {
         let layer = self.at(head);
         useless.subtract(&load::own(&layer.file, layer.length, None, window, layer.look)?.data);
         if let Some(hull) = useless.hull() {
-            useless.subtract(&self.recorded_below(hull, self.at(head).rank, recorded));
+            useless.subtract(&self.expected_below(hull, self.at(head).rank, recorded));
         }
         let layer = self.at_mut(head);
         layer.dirty |= !useless.is_empty();

@@ -9,6 +9,7 @@ use lh_block::BLOCK;
 use super::data::Store;
 use super::directory::NewHead;
 use super::layer::{Layer, LayerNo};
+use super::ranges::RangeSet;
 
 /// Highest rank: a byte of the index. 250 layers and a backing file fit, and a few places that folds have left.
 const RANK_MAX: usize = 255;
@@ -39,6 +40,7 @@ impl Store {
             look,
             rank,
             dirty: false,
+            lost: RangeSet::default(),
         };
         let number = match self.free.pop() {
             Some(number) => {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::disk::Look;
 use super::qcow2::Image;
+use super::ranges::RangeSet;
 use super::zero::ZeroMap;
 
 /// Number of a layer within its [`super::Store`]; stays the same until [`super::Store::replace`].
@@ -26,4 +27,6 @@ pub(super) struct Layer {
     pub(super) rank: u8,
     /// Written since the last sync began.
     pub(super) dirty: bool,
+    /// Blocks that a rotten image has not brought ([`super::Store::note_lost`]).
+    pub(super) lost: RangeSet,
 }

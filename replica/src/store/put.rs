@@ -30,6 +30,8 @@ pub struct PutPlan {
     pub lost: Vec<Extent>,
     /// Ranges that get zero marks with the report.
     pub marks: Vec<Extent>,
+    /// What the image says that the layer has not.
+    pub absent: Vec<Extent>,
     /// Blocks whose state changes. Blocks of `held` that turn out different count, too; the driver adds them.
     pub changed: u32,
     /// [`super::Directory::mark_zeroes`] and then [`Store::marked`] come before the report.
@@ -69,12 +71,15 @@ impl Store {
         }
         let old = self.layer_states(no, extent)?;
         let first = extent.offset / BLOCK;
-        let mut sets: [RangeSet; 5] = Default::default();
-        let [punch, lost, write, held, marks] = &mut sets;
+        let mut sets: [RangeSet; 6] = Default::default();
+        let [punch, lost, write, held, marks, absent] = &mut sets;
         let mut changed = 0;
         for (block, (old, new)) in (first..).zip(old.iter().zip(states)) {
             let range = block..block + 1;
             changed += u32::from(old != new);
+            if *new == BlockState::Absent {
+                absent.insert(range.clone());
+            }
             match (*old, *new) {
                 (BlockState::Data, BlockState::Data) => {
                     write.insert(range.clone());
@@ -92,9 +97,21 @@ impl Store {
         }
         let needs_mark = !marks.is_empty() && !self.marked;
         let needs_map = !marks.is_empty() && layer.zero.is_none();
-        let [punch, lost, write, held, marks] = sets.map(|set| set.iter().map(bytes).collect());
-        let plan =
-            PutPlan { layer: no, extent, punch, write, held, lost, marks, changed, needs_mark, needs_map };
+        let [punch, lost, write, held, marks, absent] = sets.map(|set| set.iter().map(bytes).collect());
+        let layer = no;
+        let plan = PutPlan {
+            layer,
+            extent,
+            punch,
+            write,
+            held,
+            lost,
+            marks,
+            absent,
+            changed,
+            needs_mark,
+            needs_map,
+        };
         self.reserve_marks(&plan)?;
         Ok(plan)
     }

@@ -39,7 +39,7 @@ impl Store {
         // Each layer's checksums are asked once: the runs may be thousands.
         let expected = match base || self.rebuilding || in_doubt {
             true => RangeSet::default(),
-            false => self.recorded_below(blocks(extent), head.rank, recorded),
+            false => self.expected_below(blocks(extent), head.rank, recorded),
         };
         let (mut punch, mut marks) = (RangeSet::default(), RangeSet::default());
         for (range, held) in self.places.runs(blocks(extent)) {
@@ -118,6 +118,21 @@ impl Store {
             return Err(io::Error::other("zero marks before volume.meta was marked"));
         }
         Ok(())
+    }
+
+    /// A rotten image of the layer was put into it, which has nothing here: whom it is from may have lost that, and another one may have
+    /// it. Remembered as long as the store knows these layers.
+    pub fn note_lost(&mut self, layer: LayerNo, range: Extent) {
+        self.at_mut(layer).lost.insert(blocks(range));
+    }
+
+    /// What [`Store::recorded_below`] gives, and what layers there have not got from whoever had lost it.
+    pub(super) fn expected_below(&self, range: Range<u64>, rank: u8, recorded: Recorded<'_>) -> RangeSet {
+        self.recorded_below(range, rank, &mut |store, layer, part| {
+            let mut expected = recorded(store, layer, part);
+            expected.extend(store.at(layer).lost.within(blocks(part)).map(bytes));
+            expected
+        })
     }
 
     /// The blocks of the range that a layer below a rank has on record, and that no mark above it hides. What it has lost of them
