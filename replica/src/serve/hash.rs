@@ -148,8 +148,7 @@ impl Hasher {
         let mut state = self.lock();
         if let Some(at) = state.queue.iter().position(|task| task.folded.is_some() && task.name == name) {
             state.queue.remove(at);
-            let failed = ScrubError::Changed(name.to_owned()).to_string();
-            state.outcomes.insert(name.to_owned(), HashOutcome::Failed(failed));
+            state.set(name.to_owned(), HashOutcome::Failed(ScrubError::Changed(name.to_owned()).to_string()));
         }
         if let Some(running) = state.running.as_ref().filter(|running| running.folded && running.name == name)
         {
