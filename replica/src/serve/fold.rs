@@ -70,6 +70,7 @@ impl Server {
                 fold.give_way();
             }
             self.hasher.forget_folded(fold.plan().child.as_deref().unwrap_or_default());
+            self.hasher.forget_folded(&fold.plan().name);
             self.checksums.forget_given_up();
             let checksums = self.checksums_of_both(fold.plan());
             let waits = Waits::Nothing;

@@ -12,7 +12,7 @@ use lh_wire::BlockState;
 use super::super::ENGINE;
 use super::super::data::Store;
 use super::super::disk;
-use super::super::id::LAYER_ATTRIBUTE;
+use super::super::id::{Id, LAYER_ATTRIBUTE};
 use super::super::layer::LayerNo;
 use super::super::load::{blocks, bytes};
 use super::super::ranges::RangeSet;
@@ -136,6 +136,11 @@ impl FoldedChecksums {
         let mut hidden = store.zeroes(lower);
         hidden.append(&zero);
         Some(Self { upper: upper_sums, lower: lower_sums, zero, hidden })
+    }
+
+    /// They tell of this layer: it is one of the two, and what is folded stays one of the two files.
+    pub(in super::super) fn are_of(&self, layer: Option<Id>) -> bool {
+        layer.is_some_and(|id| id == self.upper.id || id == self.lower.id)
     }
 
     /// As [`Sums::next`], where both are one.

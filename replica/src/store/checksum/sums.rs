@@ -144,7 +144,8 @@ impl SumsWriter {
 /// The checksums of one layer.
 #[derive(Debug)]
 pub(in super::super) struct Sums {
-    id: Id,
+    /// The layer that they are of.
+    pub(in super::super) id: Id,
     file: File,
     pages: u64,
     pub(in super::super) version: Version,

@@ -123,6 +123,10 @@ impl SnapshotLayer {
         pace: &Pace,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Hashed, ScrubError> {
+        // Another snapshot may have the name by now.
+        if !before.are_of(self.id) {
+            return Err(ScrubError::Changed(self.snapshot.clone()));
+        }
         self.hash_beside(pace, progress, Some(&mut |range| before.next(range)), true)
     }
 

@@ -13,7 +13,7 @@ use super::super::checksum::{FoldedChecksums, file_name};
 use super::super::disk;
 use super::super::offline::SnapshotView;
 use super::super::pace::Pace;
-use super::super::scrub::{Rot, RotKind};
+use super::super::scrub::{Rot, RotKind, ScrubError};
 use super::scrub::{hash, layer, rot, scrub};
 use super::tape::Tape;
 use super::volume::{SIZE, Volume, extent};
@@ -91,6 +91,34 @@ fn what_a_folded_snapshot_hid_is_no_rot() {
         assert!(!hashed.silently_corrupted, "{written} written, {zeroed} zeroed");
         assert!(layer.has_block_checksums());
     }
+}
+
+/// The snapshot is folded away, too, before its hash has its turn, and another one is made of its name.
+#[test]
+fn another_snapshot_of_the_name_is_not_hashed_by_what_was_folded() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("replica");
+    let mut volume = Volume::create(&path);
+    for (at, name) in [(2, "one"), (12, "two"), (20, "three")] {
+        volume.write(extent(at, 8), 1);
+        volume.snapshot(at.into(), name).unwrap();
+    }
+    hash(&path, "one");
+    hash(&path, "two");
+    volume.remove(30, "one").unwrap();
+    let (one, two) = (volume.store.layer("one").unwrap(), volume.store.layer("two").unwrap());
+    let mut before = FoldedChecksums::open(&path, &volume.store, two, one).unwrap();
+    volume.fold("one").unwrap();
+    volume.remove(31, "two").unwrap();
+    volume.fold("two").unwrap();
+    volume.write(extent(2, 8), 9);
+    volume.snapshot(32, "two").unwrap();
+    let another = layer(&path, "two");
+    let refused = another.hash_folded(&mut before, &Pace::new(0), &mut |_| {});
+    assert!(matches!(refused, Err(ScrubError::Changed(_))), "{refused:?}");
+    assert!(!another.has_block_checksums());
+    hash(&path, "two");
+    assert_eq!(scrub(&path, "two").rotten, []);
 }
 
 /// Without Longhorn's file, what is missing and what is new are seen in the blocks' own checksums.
