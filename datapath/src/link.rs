@@ -145,6 +145,9 @@ pub struct EngineQueue {
     answered_at_once: bool,
     /// Counts connections: completions of earlier ones are told by it.
     connections: u32,
+    /// Reads whose parts there was no memory to put together, and when they begin again, ns: the earliest first. They have no slot, and
+    /// one is left for each.
+    again: VecDeque<(u64, u64, Extent)>,
     /// Answers for the frontend, and the slot if its range is held until the answer has left.
     done: VecDeque<(Done<Payload>, Option<u16>)>,
     /// Slots whose answers the frontend has taken since the last turn of the ring began: it is about to submit them, unless their client
@@ -183,6 +186,7 @@ impl EngineQueue {
             untold: VecDeque::new(),
             answered_at_once: false,
             connections: 0,
+            again: VecDeque::new(),
             done: VecDeque::with_capacity(depth.into()),
             taken: Vec::with_capacity(depth.into()),
             submitted: Vec::with_capacity(depth.into()),
@@ -289,12 +293,13 @@ impl EngineQueue {
             }
             Output::Merge { slot, at, from, len } => self.slots.merge(slot, at, from, len),
             Output::Complete { slot, result, part, held } => {
-                let data = part.map(|(from, len)| self.slots.part(slot, from, len).ok_or(IoError::Io));
-                let (data, result) = match data.transpose() {
-                    Ok(data) => (data, result),
-                    Err(lost) => (None, Err(lost)),
-                };
-                let done = Done { tag: self.slots.tag(slot), result, data };
+                let (tag, range) = (self.slots.tag(slot), self.slots.range(slot));
+                let data = part.map(|(from, len)| self.slots.part(slot, from, len));
+                if matches!(data, Some(None)) {
+                    // The memory comes back; that every block can be read is known.
+                    return self.again.push_back((self.time.saturating_add(TICK_NS), tag, range));
+                }
+                let done = Done { tag, result, data: data.flatten() };
                 self.done.push_back((done, held.then_some(slot)));
             }
             Output::Free { slot } => self.slots.free(slot),
@@ -355,6 +360,18 @@ impl EngineQueue {
                 self.apply(Input::LocalRead(unknown));
                 self.answered_at_once = true;
             }
+        }
+    }
+
+    /// Begins the reads again that had no memory, if it is time.
+    fn begin_again(&mut self) {
+        while let Some(&(at, tag, range)) = self.again.front()
+            && at <= self.time
+            && self.slots.room() > 0
+        {
+            self.again.pop_front();
+            let slot = self.slots.take(tag, range, None);
+            self.apply(Input::Request { slot, op: lh_block::Op::Read, range });
         }
     }
 
@@ -420,7 +437,7 @@ impl Device<Payload> for EngineQueue {
     }
 
     fn room(&self) -> u32 {
-        match self.slots.room() {
+        match self.slots.room().saturating_sub(u32::try_from(self.again.len()).unwrap_or(u32::MAX)) {
             // What was sent when the members went keeps its slot until they are back, whatever it was answered.
             0 if self.queue.is_timed_out(self.time) => 1,
             room => room,
@@ -434,7 +451,7 @@ impl Device<Payload> for EngineQueue {
             return self.done.push_back((done, None));
         }
         let range = if op == lh_block::Op::Flush { Extent::default() } else { range };
-        let slot = self.slots.take(tag, data);
+        let slot = self.slots.take(tag, range, data);
         self.apply(Input::Request { slot, op, range });
         self.read_at_once();
     }
@@ -480,6 +497,7 @@ impl QueueDevice for EngineQueue {
             self.next_tick = None;
             self.apply(Input::Tick);
         }
+        self.begin_again();
         self.read_at_once();
     }
 
@@ -504,9 +522,12 @@ impl QueueDevice for EngineQueue {
     fn end_turn(&mut self, ring: &mut Ring) -> Option<Duration> {
         self.local_reads.start(ring, |n| Token::new(OWNER_DEVICE, LOCAL_READ, n, 0));
         let mut starved = false;
-        for (member, link) in (0_u16..).zip(&mut self.links) {
-            if let Some(link) = link {
-                starved |= !link.start(ring, member);
+        for (member, link) in (0_u8..).zip(&mut self.links) {
+            if let Some(link) = link
+                && !link.start(ring, member.into())
+            {
+                starved = true;
+                self.queue.starved(self.time, MemberId(member));
             }
         }
         self.submitted.append(&mut self.taken);
@@ -518,7 +539,9 @@ impl QueueDevice for EngineQueue {
         if self.next_tick.is_none() && self.queue.wants_tick(self.time) {
             self.next_tick = Some(self.time.saturating_add(TICK_NS));
         }
-        let tick = self.next_tick.map(|at| Duration::from_nanos(at.saturating_sub(self.time)));
+        let again = self.again.front().map(|(at, ..)| *at);
+        let next = self.next_tick.into_iter().chain(again).min();
+        let tick = next.map(|at| Duration::from_nanos(at.saturating_sub(self.time)));
         // Without memory for a receive there is no completion to wait for: look again soon.
         if starved { Some(tick.unwrap_or(STARVED).min(STARVED)) } else { tick }
     }

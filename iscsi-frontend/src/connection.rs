@@ -8,7 +8,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use lh_ring::{Fd, Payload, Pool, Rx, Tx};
+use lh_ring::{Census, Counted, Fd, Payload, Pool, Rx, Tx};
 use zerocopy::IntoBytes;
 
 use crate::login::Agreed;
@@ -136,8 +136,8 @@ pub(crate) struct Connection {
     pub(crate) claimant: Claimant,
     /// Its initiator port, in a normal session.
     pub(crate) port: Option<u16>,
-    /// How many sessions had begun when its initiator was last known to be there, its own included.
-    pub(crate) seen: u64,
+    /// Counted with all that the volume has, in a normal session.
+    pub(crate) counted: Option<Counted>,
     /// Tags of its commands, by initiator task tag.
     pub(crate) tasks: Vec<(u32, u64)>,
     /// Text that goes on in the next PDU.
@@ -178,7 +178,7 @@ impl Connection {
             agreed,
             claimant,
             port: None,
-            seen: 0,
+            counted: None,
             tasks: Vec::with_capacity(64),
             text: None,
             owed: 0,
@@ -189,6 +189,19 @@ impl Connection {
             owing: None,
             pinged_at: None,
             finishing: None,
+        }
+    }
+
+    /// True if its initiator can have sent nothing again elsewhere, by a count that was taken after its commands had come. Nor can one
+    /// that has only asked what there is.
+    pub(crate) fn is_alone(&self, census: Census) -> bool {
+        self.counted.as_ref().is_none_or(|counted| counted.is_alone(census))
+    }
+
+    /// Its initiator was there after that count was taken.
+    pub(crate) fn seen(&mut self, census: Census) {
+        if let Some(counted) = &mut self.counted {
+            counted.seen(census);
         }
     }
 
@@ -323,6 +336,7 @@ impl Connection {
                 let asked = data.len();
                 let sent = asked.min(task.read_expected() as usize);
                 self.owed += sent;
+                let data = self.tx.packed(data);
                 self.data_in(task, asked, sent, |connection, header, range| {
                     connection.push_header(header);
                     let part = if range.len() == asked {

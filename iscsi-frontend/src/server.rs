@@ -22,7 +22,10 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use lh_block::Device;
-use lh_ring::{Completion, Doors, Fd, Frontend, Payload, Place, Places, Pool, Ring, Token, tune_served};
+use lh_ring::{
+    Census, Completion, ConnectionCount, Doors, Fd, Frontend, Payload, Place, Places, Pool, Ring, Token,
+    tune_served,
+};
 use tracing::{debug, info, warn};
 
 use crate::budget::Budget;
@@ -89,8 +92,9 @@ pub struct Server {
     /// Commands that wait for memory, for a place in the device, or for others to leave their range.
     waiting: VecDeque<u64>,
     functions: Vec<Function>,
-    /// Normal sessions that have begun.
-    begun: u64,
+    count: ConnectionCount,
+    /// The count by which sessions were alone that have ended, and left in the device what was not given up.
+    left_alone: Option<Census>,
     /// Commands whose initiator is gone, which the device has and has not been told so.
     gone: Vec<u64>,
     budget: Budget,
@@ -134,13 +138,20 @@ impl Server {
             tasks: Tasks::with_capacity(commands.min(256)),
             waiting: VecDeque::with_capacity(commands.min(256)),
             functions: Vec::new(),
-            begun: 0,
+            count: ConnectionCount::default(),
+            left_alone: None,
             gone: Vec::new(),
             budget: Budget::new(limits.payload_bytes),
             clock: Clock::default(),
             ending: None,
             reply: Vec::with_capacity(4096),
         })
+    }
+
+    /// Counts its sessions with the connections of the volume's other servers, whatever they speak. To be said before it serves anybody
+    /// if the volume has others.
+    pub fn count_with(&mut self, count: ConnectionCount) {
+        self.count = count;
     }
 
     /// Accepts connections from this socket, too.
@@ -339,8 +350,7 @@ impl Server {
             let (cid, agreed) = (established.cid, established.agreed);
             let port = Port { name, session, tsih, cid, agreed, kept: None, tasks: 0 };
             connection.port = Some(self.ports.insert(port));
-            self.begun += 1;
-            connection.seen = self.begun;
+            connection.counted = Some(self.count.add());
             // What it brings may be the same, and newer.
             self.give_up_left();
         }
@@ -400,7 +410,7 @@ impl Server {
     /// Ends a connection, and with it its session, unless that is to go on with another one. Its commands end without an answer: those that the device has when it
     /// is done with them, or has been told that they are not to be begun, the others now.
     fn close(&mut self, slot: u16, why: Why) {
-        let company = self.company();
+        let census = self.count.census();
         let Some(Place::Connection(connection)) = self.places.end(slot) else { return };
         if why == Why::Replaced {
             info!(slot, "connection ended: {why}");
@@ -413,8 +423,10 @@ impl Server {
         for (_, tag) in &connection.tasks {
             self.abort(*tag, connection.claimant);
         }
-        if !company.is_alone(&connection) {
+        if !connection.is_alone(census) {
             self.give_up_left();
+        } else if connection.counted.is_some() {
+            self.left_alone = Some(census);
         }
         let claimant = connection.claimant;
         self.functions.retain(|function| function.owner != claimant);

@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::any::Any;
 use std::net::{Shutdown, TcpStream};
 use std::sync::mpsc::channel;
 
@@ -94,6 +95,55 @@ fn what_the_only_session_has_left_is_abandoned_when_another_one_begins() {
     assert_eq!(again.join().unwrap(), Ok(()));
 }
 
+/// A relay's connection, or another server's of the volume: this one has no other session.
+#[test]
+fn what_the_device_has_of_a_session_that_left_is_abandoned_where_others_serve_the_volume() {
+    type Others = fn(&Running) -> Box<dyn Any>;
+    let cases: [(u64, Others); 4] = [
+        (0, |_| Box::new(())),
+        (1, |server| Box::new(server.connections.add())),
+        (1, |server| {
+            drop(server.connections.add());
+            Box::new(())
+        }),
+        (1, |server| {
+            let count = server.connections.beside_uncounted();
+            server.inside(move |inside| inside.server.count_with(count));
+            Box::new(())
+        }),
+    ];
+    for (number, (expected, others)) in cases.into_iter().enumerate() {
+        let server = Running::start();
+        let mut leaves = ready(&server, 1);
+        hold(&server);
+        write(&mut leaves);
+        server.until("it is with the device", |load| load.commands == 1);
+        let _others = others(&server);
+        leaves.stream.shutdown(Shutdown::Both).unwrap();
+        server.until("it has left", |load| load.sessions == 0);
+        assert_eq!(abandoned(&server), expected, "case {number}");
+    }
+}
+
+/// Its initiator goes on at a relay that comes later, while what it has left here still waits.
+#[test]
+fn what_the_only_session_has_left_is_abandoned_when_others_begin_to_serve_the_volume() {
+    let server = Running::start();
+    let mut leaves = ready(&server, 1);
+    hold(&server);
+    write(&mut leaves);
+    server.until("it is with the device", |load| load.commands == 1);
+    leaves.stream.shutdown(Shutdown::Both).unwrap();
+    server.until("it has left", |load| load.sessions == 0);
+    let look = |inside: &mut Inside<'_, Server>| {
+        inside.server.look(inside.disk);
+        inside.disk.abandoned()
+    };
+    assert_eq!(server.inside(look), 0);
+    drop(server.connections.add());
+    assert_eq!(server.inside(look), 1);
+}
+
 /// Before the device begins what has waited in it, and whatever the server has heard of its initiators by then.
 #[test]
 fn who_left_without_being_noticed_is_found_when_the_device_asks() {
@@ -133,6 +183,20 @@ fn what_a_session_has_left_unread_is_not_done_where_there_is_another() {
         let written = server.store.bytes(Extent::new(0, 512)) == [7; 512];
         assert_eq!(written, others == 0);
     }
+}
+
+/// The other is a relay's connection, or another server's.
+#[test]
+fn what_a_session_has_left_unread_is_not_done_where_others_serve_the_volume() {
+    let server = Running::start();
+    let mut client = ready(&server, 1);
+    let _elsewhere = server.connections.add();
+    unseen(&server, || {
+        write(&mut client);
+        end(&client.stream);
+    });
+    server.until("it has left", |load| load.sessions == 0);
+    assert_eq!(submitted(&server), 0);
 }
 
 /// Whoever came and went may have done again what this one has left; not before it was last seen there.

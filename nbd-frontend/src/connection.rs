@@ -18,10 +18,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use lh_block::{Device, Done, Extent, Geometry, Op, Request};
-use lh_ring::{Fd, Payload, Pool, Rx, Tx};
+use lh_ring::{Census, Counted, Fd, Payload, Pool, Rx, Tx};
 
 use crate::budget::{Budget, Claimant};
-use crate::connection_count::{Census, Counted};
 use crate::proto::error;
 use crate::requests::{InFlight, Part, Requests};
 use crate::transmit::{Broken, Call, Decision, FILTER_MAX, REQUEST_MAX, Refusal, STOPPING, Session};
@@ -503,7 +502,7 @@ impl Connection {
                 self.owed += data.len();
                 let head = self.head_of(request);
                 self.tx.push_header(head.as_bytes());
-                self.tx.push_payload(data);
+                self.tx.push_payload(self.tx.packed(data));
                 return;
             }
             (Ok(()), None) if !reads => Ok(()),

@@ -5,11 +5,10 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use lh_ring::Fd;
+use lh_ring::{Counted, Fd};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 
-use crate::connection_count::Counted;
 use crate::export::Agreed;
 use crate::negotiate::{Negotiation, Offer, Progress, Reason};
 

@@ -7,7 +7,6 @@
 mod budget;
 pub mod client;
 mod connection;
-mod connection_count;
 mod export;
 mod handshake;
 pub mod kernel;
@@ -19,7 +18,6 @@ mod server;
 mod status;
 pub mod transmit;
 
-pub use connection_count::{ConnectionCount, Counted};
 pub use export::{Agreed, Export, Framing};
 pub use listen::Listener;
 pub use server::{Ending, Lane, Limits, Load, Server, Spread};

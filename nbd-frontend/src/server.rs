@@ -17,13 +17,13 @@ use std::time::Instant;
 
 use lh_block::Device;
 use lh_ring::{
-    CHUNK, Completion, Doors, Fd, Frontend, Payload, Place, Places, Pool, Ring, Token, tune_served,
+    CHUNK, Completion, ConnectionCount, Doors, Fd, Frontend, Payload, Place, Places, Pool, Ring, Token,
+    tune_served,
 };
 use tracing::{debug, warn};
 
 use crate::budget::{Budget, Claimant};
 use crate::connection::{Connection, Served, Why, served_geometry};
-use crate::connection_count::ConnectionCount;
 use crate::export::{Agreed, Export};
 use crate::handshake::{Handshake, Outcome};
 use crate::listen::{Listener, PathGuard};
@@ -174,8 +174,8 @@ impl Server {
         self.spread = Some(spread);
     }
 
-    /// Counts its connections with those of the volume's other servers. To be said of every server of a volume that has more
-    /// than one, before it serves anybody.
+    /// Counts its connections with those of the volume's other servers, of iSCSI too. To be said of every server of a volume that
+    /// has more than one, before it serves anybody.
     pub fn count_with(&mut self, count: ConnectionCount) {
         self.count = count;
     }

@@ -98,7 +98,7 @@ fn is_done(server: &Running, client: &mut Client, others: usize) -> bool {
 #[test]
 fn what_a_client_left_is_done_while_the_volume_has_no_other_connection() {
     type Other = fn(&Running) -> Box<dyn Any>;
-    let others: [(&str, Other); 5] = [
+    let others: [(&str, Other); 6] = [
         ("none", |_| Box::new(())),
         ("greeted", |server| {
             let mut stream = server.connect();
@@ -112,12 +112,17 @@ fn what_a_client_left_is_done_while_the_volume_has_no_other_connection() {
             Box::new(ours)
         }),
         ("elsewhere", |server| Box::new(server.connections.add())),
+        ("not counted", |server| {
+            let count = server.connections.beside_uncounted();
+            server.inside(move |inside| inside.server.count_with(count));
+            Box::new(())
+        }),
     ];
     for (name, other) in others {
         let server = held(4);
         let mut client = Client::connect(&server, Framing::Simple);
         let other = other(&server);
-        let here = usize::from(!matches!(name, "none" | "elsewhere"));
+        let here = usize::from(!matches!(name, "none" | "elsewhere" | "not counted"));
         assert_eq!(is_done(&server, &mut client, here), name == "none", "{name}");
         drop(other);
     }

@@ -312,6 +312,27 @@ fn half_received_payloads_do_not_wait_for_each_other() {
     server.until("nothing kept", |load| load.payload_bytes == 0);
 }
 
+/// Others are answered in between: each lies in a chunk of its own, of which nobody else would get the rest.
+#[test]
+fn small_answers_that_nobody_takes_do_not_fill_the_memory() {
+    const COUNT: u64 = 500;
+    let server = Running::start();
+    let mut other = Client::connect(&server, Framing::Simple);
+    let bytes: Vec<_> = (0..COUNT).flat_map(|i| [i.to_le_bytes()[0]; 512]).collect();
+    assert_eq!(other.write(0, &bytes).error, 0);
+    let mut stalls = Client::connect(&server, Framing::Simple);
+    stalls.header(command::READ, 0, 1 << 20, 1 << 20);
+    for i in 0..COUNT {
+        stalls.header(command::READ, 0, i * 512, 512);
+        assert_eq!(other.read(1 << 20, 128 << 10).error, 0, "after {i}");
+    }
+    let used = pool_bytes(&server);
+    assert!(used < 24 << 20, "{used} bytes of the pool");
+    assert_eq!(stalls.reply().unwrap().data.len(), 1 << 20);
+    let taken: Vec<_> = (0..COUNT).flat_map(|_| stalls.reply().unwrap().data).collect();
+    assert!(taken == bytes);
+}
+
 #[test]
 fn a_flood_on_one_connection_leaves_the_others_their_turn() {
     let geometry = lh_block::Geometry { depth: 4, ..support::GEOMETRY };

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use lh_block::Extent;
 use lh_ring::{Payload, Pool};
 
 use crate::message::{ControlId, LayerRef};
@@ -22,6 +23,7 @@ pub(super) enum Body<'a> {
 struct Slot {
     /// The frontend's mark.
     tag: u64,
+    range: Extent,
     client: Option<Payload>,
     stored: Option<Payload>,
 }
@@ -59,9 +61,9 @@ impl Slots {
     ///
     /// # Panics
     /// If there is none: the frontend did not ask [`lh_block::Device::room`].
-    pub(super) fn take(&mut self, tag: u64, client: Option<Payload>) -> u16 {
+    pub(super) fn take(&mut self, tag: u64, range: Extent, client: Option<Payload>) -> u16 {
         let slot = self.free.pop().expect("a frontend submits no more than there is room for");
-        self.slots[usize::from(slot)] = Slot { tag, client, stored: None };
+        self.slots[usize::from(slot)] = Slot { tag, range, client, stored: None };
         slot
     }
 
@@ -81,13 +83,18 @@ impl Slots {
         self.slots[usize::from(slot)].tag
     }
 
+    /// What was asked for.
+    pub(super) fn range(&self, slot: u16) -> Extent {
+        self.slots[usize::from(slot)].range
+    }
+
     /// Keeps what came from a replica.
     pub(super) fn store(&mut self, slot: u16, payload: Payload) {
         self.slots[usize::from(slot)].stored = Some(payload);
     }
 
     /// Keeps the next part of a read behind those before it. One that goes block by block comes in more pieces than a payload has:
-    /// then all of it is copied together. Without memory for that nothing is kept, and the read ends without its bytes.
+    /// then all of it is copied together. Without memory for that nothing is kept, and the read has to begin again.
     pub(super) fn append(&mut self, slot: u16, payload: Payload, pool: &Pool) {
         let stored = &mut self.slots[usize::from(slot)].stored;
         // `None`: there was no memory before.

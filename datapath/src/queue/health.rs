@@ -2,7 +2,8 @@
 //!
 //! A member is judged only against the others in the same time: if all are slow, the machine is busy and nobody is
 //! put out. Who answers nothing for long, not even pings, has hung all the same, or the network to it is gone, whatever the others do.
-//! If this process itself did not run, nothing that it measured meanwhile counts. Nobody is put out if too few would be
+//! If this process itself did not run, or had no memory to receive what a member answers, nothing that it measured meanwhile counts.
+//! Nobody is put out if too few would be
 //! left.
 
 use super::latency::{CLASSES, Class, Latencies};
@@ -167,10 +168,20 @@ impl Queue {
         all
     }
 
+    /// There is no memory now to receive what the member answers: until now it may have answered everything.
+    pub fn starved(&mut self, now: u64, m: MemberId) {
+        self.members[m].starved_at = Some(now);
+    }
+
+    /// From when on it counts that the member does not answer.
+    fn counts_from(&self, m: MemberId) -> u64 {
+        self.members[m].starved_at.unwrap_or(0).max(self.clock.restarted)
+    }
+
     /// Since when the member owes an answer, and gave none.
     fn quiet_since(&self, m: MemberId, in_flight: &[InFlight; MEMBERS_MAX]) -> Option<u64> {
         let oldest = in_flight[usize::from(m.0)].oldest?;
-        Some(oldest.max(self.members[m].last_reply).max(self.clock.restarted))
+        Some(oldest.max(self.members[m].last_reply).max(self.counts_from(m)))
     }
 
     fn find_hung(&mut self, now: u64, in_flight: &[InFlight; MEMBERS_MAX], out: &mut Vec<Output>) {
@@ -216,7 +227,11 @@ impl Queue {
         limit: u64,
         out: &mut Vec<Output>,
     ) {
-        let ages = oldest.map(|t| t.map_or(0, |t| now.saturating_sub(t.max(self.clock.restarted))));
+        let mut ages = [0; MEMBERS_MAX];
+        for m in Members::ids() {
+            let since = oldest[usize::from(m.0)].map(|t| t.max(self.counts_from(m)));
+            ages[usize::from(m.0)] = since.map_or(0, |since| now.saturating_sub(since));
+        }
         for m in Members::ids() {
             let mine = ages[usize::from(m.0)];
             if mine < limit || self.members[m].link == Link::Down || self.members[m].fault.is_some() {
@@ -249,7 +264,7 @@ impl Queue {
     }
 
     fn count_age(&mut self, m: MemberId, class: Class, now: u64, sent_at: u64) {
-        let age = now.saturating_sub(sent_at.max(self.clock.restarted));
+        let age = now.saturating_sub(sent_at.max(self.counts_from(m)));
         if age >= SLOW_FLOOR {
             self.took(m, class, age);
         }
@@ -268,7 +283,10 @@ impl Queue {
             let Some(others) = self.median_of_others(m, class) else { continue };
             let mine = self.members[m].latencies.of(class);
             let median = mine.median.unwrap_or(0);
-            if median < SLOW_FLOOR || median < others.saturating_mul(SLOW_FACTOR) {
+            // Of what was answered now and sent earlier some of the time may be this process's own.
+            let starved = self.members[m].starved_at.is_some_and(|t| now.saturating_sub(t) < 2 * WINDOW);
+            let mine = self.members[m].latencies.of(class);
+            if starved || median < SLOW_FLOOR || median < others.saturating_mul(SLOW_FACTOR) {
                 mine.slow_windows = 0;
                 mine.slow_samples = 0;
                 continue;

@@ -63,6 +63,8 @@ pub(super) struct Member {
     pub heard: Option<u64>,
     /// When it last answered anything.
     pub last_reply: u64,
+    /// When there last was no memory to receive its answers: until then it may have answered.
+    pub starved_at: Option<u64>,
     pub ping: Option<Ping>,
     pub space: Space,
     /// Reads in flight.
@@ -83,6 +85,7 @@ impl Member {
             fault_at: 0,
             heard: None,
             last_reply: 0,
+            starved_at: None,
             ping: None,
             space: Space::default(),
             reading: 0,

@@ -11,6 +11,7 @@ use std::time::Duration;
 use iscsi_frontend::{Limits, Listener, Load, Server, Target};
 use lh_block::Geometry;
 use lh_rig::Served;
+use lh_ring::ConnectionCount;
 
 pub const OWNER: u8 = 2;
 pub const SIZE: u64 = 64 << 20;
@@ -40,6 +41,8 @@ pub struct Running {
     pub address: SocketAddr,
     pub name: String,
     pub target: Target,
+    /// One more of it is a connection of another server of the volume.
+    pub connections: ConnectionCount,
     served: Served<Server>,
 }
 
@@ -55,16 +58,19 @@ impl Setup {
     /// Starts a server for the volume "demo".
     pub fn start(self) -> Running {
         let target = self.target.clone();
+        let connections = ConnectionCount::default();
+        let shared = connections.clone();
         let (served, address) = Served::start(OWNER, self.geometry, self.pool_bytes, move |ring, pool| {
             let mut limits = Limits::of_pool(pool);
             (self.limits)(&mut limits);
             let mut server = Server::new(self.target, limits, OWNER, pool).unwrap();
+            server.count_with(shared);
             let listener = Listener::tcp(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
             let address = listener.address().unwrap();
             server.listen(ring, listener);
             (server, address)
         });
-        Running { address, name: target.name.clone(), target, served }
+        Running { address, name: target.name.clone(), target, connections, served }
     }
 }
 

@@ -14,6 +14,7 @@
 
 mod bell;
 mod changes;
+mod connection_count;
 mod doors;
 mod fd;
 mod frontend;
@@ -34,6 +35,7 @@ mod tx;
 
 pub use bell::Bell;
 pub use changes::{Changes, Watched};
+pub use connection_count::{Census, ConnectionCount, Counted};
 pub use doors::{Doors, SILENT_SECONDS, tune_served};
 pub use fd::Fd;
 pub use frontend::Frontend;

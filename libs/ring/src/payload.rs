@@ -221,6 +221,15 @@ impl Payload {
         tail
     }
 
+    /// True if it keeps more than a quarter more than its own bytes from being used again.
+    pub(crate) fn is_loose(&self) -> bool {
+        let (mut chunks, mut last) = (0, None);
+        for chunk in self.segs().iter().map(|seg| seg.chunk()) {
+            chunks += usize::from(last.replace(chunk) != Some(chunk));
+        }
+        4 * chunks * CHUNK > 5 * self.len()
+    }
+
     /// Appends the bytes of another payload without copying them: what [`Payload::split_off`] cut, or answers that
     /// came in parts. The result is exclusive if both are.
     ///

@@ -189,6 +189,11 @@ impl Pool {
         (self.0.hard + idle).saturating_sub(self.charged()) as usize
     }
 
+    /// True once a quarter of the hard size is in use: what is kept from being used again for nothing is worth a copy.
+    pub(crate) fn is_worth_packing(&self) -> bool {
+        self.free_chunks() < self.0.hard as usize * 3 / 4
+    }
+
     /// Chunks in use that count towards the hard size.
     fn charged(&self) -> u32 {
         self.0.used.get() - self.0.kept_chunks.get().min(KEPT)

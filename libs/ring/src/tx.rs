@@ -8,7 +8,7 @@ use std::cell::{RefCell, UnsafeCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use crate::payload::Seg;
+use crate::payload::{SEGMENTS, Seg};
 use crate::{CHUNK, Payload, Pool};
 
 /// Ranges in one send. The kernel takes 1024; more than these only make its first look at the socket's free space
@@ -53,6 +53,8 @@ struct State {
     send_max: usize,
     /// Chunk for headers, with a reference of the queue's own, and how much of it is taken.
     arena: Option<(u32, usize)>,
+    /// The same for what [`Tx::packed`] has moved.
+    packing: Option<(u32, usize)>,
     /// Each with a reference to its chunk, unless it is of the page of zeroes.
     segs: VecDeque<Seg>,
     queued: usize,
@@ -81,6 +83,7 @@ impl Tx {
                 pool: pool.clone(),
                 send_max,
                 arena: None,
+                packing: None,
                 segs: VecDeque::with_capacity(QUEUE),
                 queued: 0,
                 outstanding: false,
@@ -132,6 +135,18 @@ impl Tx {
         }
         let (segs, count) = payload.into_segs();
         segs[..count].iter().for_each(|seg| state.push(*seg));
+    }
+
+    /// An answer's bytes, before they are queued for a peer that may take none for long. A few bytes that lie where they came keep a
+    /// whole chunk from being used again, and with many such answers one peer would have all of the pool. So what has to wait behind
+    /// a send in flight is moved together, once memory is worth the copy.
+    #[must_use]
+    pub fn packed(&self, answer: Payload) -> Payload {
+        let mut state = self.0.state.borrow_mut();
+        if !state.outstanding || !state.pool.is_worth_packing() || !answer.is_loose() {
+            return answer;
+        }
+        state.pack(&answer).unwrap_or(answer)
     }
 
     /// Bytes queued and not known to be sent.
@@ -244,6 +259,35 @@ impl State {
         }
     }
 
+    /// A copy in the queue's own chunks, one after the other; `None` if there is no memory for it.
+    fn pack(&mut self, answer: &Payload) -> Option<Payload> {
+        let rest = self.packing.map_or(0, |(_, used)| CHUNK - used);
+        if answer.len().saturating_sub(rest).div_ceil(CHUNK) > self.pool.free_chunks() {
+            return None;
+        }
+        let mut segs = [Seg::default(); SEGMENTS];
+        let (mut count, mut left) = (0, answer.len());
+        while left > 0 {
+            let (chunk, used) = match self.packing.filter(|(_, used)| *used < CHUNK) {
+                Some(place) => place,
+                None => {
+                    let fresh = self.pool.take_chunk();
+                    let full = std::mem::replace(&mut self.packing, fresh.map(|chunk| (chunk, 0)));
+                    full.into_iter().for_each(|(chunk, _)| self.pool.release(chunk));
+                    (fresh.expect("as many are free as were counted"), 0)
+                }
+            };
+            let part = left.min(CHUNK - used);
+            self.pool.retain(chunk);
+            segs[count] = Seg::new(chunk as usize * CHUNK + used, part);
+            self.packing = Some((chunk, used + part));
+            (count, left) = (count + 1, left - part);
+        }
+        let mut packed = Payload::of_segments(&self.pool, &segs[..count]);
+        packed.write_payload(0, answer);
+        Some(packed)
+    }
+
     /// Queues a segment with the reference it brings.
     fn push(&mut self, seg: Seg) {
         self.queued += seg.len as usize;
@@ -272,10 +316,9 @@ impl State {
             self.segs.pop_front();
         }
         // An idle queue holds no memory; the pool hands the same chunk out again.
-        if self.segs.is_empty()
-            && let Some((chunk, _)) = self.arena.take()
-        {
-            self.pool.release(chunk);
+        if self.segs.is_empty() {
+            let idle = self.arena.take().into_iter().chain(self.packing.take());
+            idle.for_each(|(chunk, _)| self.pool.release(chunk));
         }
     }
 }
@@ -284,5 +327,63 @@ impl Drop for State {
     fn drop(&mut self) {
         let all = self.queued;
         self.sent(all);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Rx;
+
+    use super::*;
+
+    /// Each lies in a chunk of its own: between two of them others have been answered.
+    #[test]
+    fn small_answers_behind_a_send_do_not_keep_the_memory_between_them() {
+        const ANSWER: usize = 512;
+        for (waits, fills) in [(false, true), (true, false)] {
+            let pool = Pool::new(1 << 20, 64 << 20).unwrap();
+            let (mut stream, mut tx) = (Rx::new(&pool, 1), Tx::new(&pool));
+            tx.push_header(&[1; 64]);
+            if waits {
+                tx.0.start().unwrap();
+            }
+            let mut sent = 0_usize;
+            for i in 0..1000_usize {
+                if !stream.feed(&[i.to_le_bytes()[0]; ANSWER]) {
+                    break;
+                }
+                let answer = tx.packed(stream.take(ANSWER));
+                tx.push_payload(answer);
+                sent = i + 1;
+                if !stream.feed(&[0; CHUNK]) {
+                    break;
+                }
+                stream.skip(CHUNK);
+                let _others = pool.alloc(200_000, 1);
+            }
+            assert_eq!(pool.free_chunks() < 8, fills, "{} chunks are free", pool.free_chunks());
+            assert_eq!(sent < 1000, fills);
+            if waits {
+                tx.0.complete(0);
+            }
+            let bytes = tx.drain();
+            assert_eq!(bytes.len(), 64 + sent * ANSWER);
+            let of = |i: usize| bytes[64 + i * ANSWER..][..ANSWER].iter().all(|b| *b == i.to_le_bytes()[0]);
+            assert!((0..sent).all(of));
+        }
+    }
+
+    /// What fills its chunks is sent from where it lies, however long it waits.
+    #[test]
+    fn long_answers_are_not_moved() {
+        let pool = Pool::new(1 << 20, 8 << 20).unwrap();
+        let mut tx = Tx::new(&pool);
+        tx.push_header(&[1; 64]);
+        tx.0.start().unwrap();
+        let _taken: Vec<_> = (0..3).map(|_| pool.alloc(1 << 20, 4096).unwrap()).collect();
+        let answer = pool.alloc(1 << 20, 4096).unwrap();
+        let before: Vec<_> = answer.pieces().collect();
+        assert!(tx.packed(answer).pieces().eq(before));
+        tx.0.complete(0);
     }
 }

@@ -1,10 +1,9 @@
 use std::os::unix::net::UnixStream;
 
-use lh_ring::{Answers, MemoryDisk, Pool};
+use lh_ring::{Answers, ConnectionCount, MemoryDisk, Pool};
 use zerocopy::IntoBytes;
 
 use super::*;
-use crate::connection_count::ConnectionCount;
 use crate::export::Agreed;
 use crate::proto::{REQUEST_MAGIC, Request as Raw, command};
 

@@ -6,15 +6,14 @@
 //! before it sent the same write again on another connection of this server is seen as such, before either of the
 //! two is submitted.
 //!
-//! Nobody is asked while the volume has had one connection ([`ConnectionCount`](crate::ConnectionCount)) since it was last seen: what
+//! Nobody is asked while the volume has had one connection ([`ConnectionCount`](lh_ring::ConnectionCount)) since it was last seen: what
 //! a client sends again it sends on another one, and that is counted before it is greeted or served, by whichever queue.
 
 use lh_block::Device;
-use lh_ring::Payload;
+use lh_ring::{Census, Payload};
 
 use super::Server;
 use crate::connection::Why;
-use crate::connection_count::Census;
 
 impl Server {
     /// Asks about every connection that has bytes to be served: of the others nothing will be submitted in this turn.

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use lh_block::Geometry;
 use lh_rig::Served;
-use lh_ring::{Completion, Frontend, Token};
-use nbd_frontend::{ConnectionCount, Export, Limits, Listener, Load, Server};
+use lh_ring::{Completion, ConnectionCount, Frontend, Token};
+use nbd_frontend::{Export, Limits, Listener, Load, Server};
 use tempfile::TempDir;
 
 pub const OWNER: u8 = 2;

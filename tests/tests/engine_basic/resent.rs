@@ -3,7 +3,8 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
-use nbd_frontend::{ConnectionCount, Export, Limits as ServerLimits, Server};
+use lh_ring::ConnectionCount;
+use nbd_frontend::{Export, Limits as ServerLimits, Server};
 
 use super::*;
 

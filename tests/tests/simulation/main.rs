@@ -231,9 +231,13 @@ fn noticed_from(first: u64, name: &str, sabotage: Sabotage) {
     noticed_in(None, first, name, sabotage);
 }
 
-/// The seed that notices must break no promise with the mechanism in place: else it tells of something else. `LH_FIRST_SEED` looks
-/// from there on, and then only within `LH_SEEDS`; alone that says nothing of how rare it is what one looks for.
 fn noticed_in(mix: Option<Mix>, first: u64, name: &str, sabotage: Sabotage) {
+    noticed_beside(Sabotage::default(), mix, first, name, sabotage);
+}
+
+/// The seed that notices must break no promise with the mechanism in place, which `otherwise` has: else it tells of something else.
+/// `LH_FIRST_SEED` looks from there on, and then only within `LH_SEEDS`; alone that says nothing of how rare it is what one looks for.
+fn noticed_beside(otherwise: Sabotage, mix: Option<Mix>, first: u64, name: &str, sabotage: Sabotage) {
     let mix = wanted_mix().or(mix);
     let wanted = number("LH_FIRST_SEED");
     let first = wanted.unwrap_or(first);
@@ -246,7 +250,7 @@ fn noticed_in(mix: Option<Mix>, first: u64, name: &str, sabotage: Sabotage) {
         (first..first + within).find_map(|seed| Some((seed, run_only(mix, seed, sabotage, false).err()?)));
     let (seed, what) = found.unwrap_or_else(|| panic!("{name}: not noticed within {within} seeds"));
     println!("{name}: noticed by seed {seed}: {what}");
-    if let Err(e) = run_only(mix, seed, Sabotage::default(), false) {
+    if let Err(e) = run_only(mix, seed, otherwise, false) {
         panic!("{mix:?}, LH_SEED={seed} fails with the mechanism, too: {e}");
     }
 }
@@ -278,7 +282,8 @@ fn repaired_layer_by_layer() {
 #[test]
 fn map_believed_after_a_revert() {
     let replica = InReplica { map_survives_revert: true, ..InReplica::default() };
-    noticed_from(2_501, "map_believed_after_a_revert", Sabotage { replica, ..Sabotage::default() });
+    let sabotage = Sabotage { replica, ..Sabotage::default() };
+    noticed_in(Some(Mix::Absences), 2_001, "map_believed_after_a_revert", sabotage);
 }
 
 /// Rare, among runs with slow folds, too: a host has to lose its power between a snapshot and the flush that settles it, and to
@@ -337,11 +342,14 @@ fn who_is_filled_spared_what_is_merged() {
 }
 
 /// Rare: a block has to be lost with the power of one host in a snapshot that is not flushed yet, and zeroed in the head before that is
-/// repaired.
+/// repaired. Where epochs and rounds tell who lacks what, none of 50,000 seeds comes to that, so this engine does without.
 #[test]
 fn zeroed_over_what_is_in_doubt() {
+    let conductor = InConductor { after_unnoted: true, rounds_unasked: true, ..InConductor::default() };
+    let otherwise = Sabotage { conductor, ..Sabotage::default() };
     let replica = InReplica { zero_over_doubt: true, ..InReplica::default() };
-    noticed_from(703_001, "zeroed_over_what_is_in_doubt", Sabotage { replica, ..Sabotage::default() });
+    let sabotage = Sabotage { replica, ..otherwise };
+    noticed_beside(otherwise, None, 703_001, "zeroed_over_what_is_in_doubt", sabotage);
 }
 
 /// One engine has to let in both directories, or the authority's epoch to be put back.

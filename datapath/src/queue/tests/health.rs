@@ -46,6 +46,44 @@ fn a_member_that_answers_nothing_is_hung_within_two_seconds() {
     assert!(b.reports().is_empty(), "once");
 }
 
+/// It may have answered everything: what was read fills the memory that its answers would come to.
+#[test]
+fn silence_does_not_count_while_there_is_no_memory_to_hear_a_member() {
+    let others = MemberSet::EMPTY.with(B).with(C);
+    let mut b = Bench::new(3);
+    b.request(Op::Read, blocks(0, 1));
+    b.request(WRITE, blocks(1, 1));
+    b.one(B);
+    b.answer(B, Status::Ok);
+    b.answer(C, Status::Ok);
+    for _ in 0..12_000 / 50 {
+        b.queue.starved(b.now, A);
+        b.pass(50, others);
+    }
+    assert_eq!(b.reports(), []);
+    b.pass(900, others);
+    assert_eq!(b.reports(), []);
+    b.pass(500, others);
+    assert_eq!(b.reports(), [FromQueue::Failed(A, Fault::Hung)]);
+}
+
+/// What comes late, all at once, has waited for this process.
+#[test]
+fn a_member_that_is_heard_late_for_want_of_memory_is_not_slow() {
+    for starved in [false, true] {
+        let mut b = Bench::new(3);
+        load(&mut b, 2000, [1, 1, 1]);
+        for _ in 0..10 {
+            if starved {
+                b.queue.starved(b.now, C);
+            }
+            load(&mut b, 500, [1, 1, 50]);
+        }
+        let slow = [FromQueue::Failed(C, Fault::Slow)];
+        assert_eq!(b.reports(), if starved { &[][..] } else { &slow });
+    }
+}
+
 #[test]
 fn reads_of_a_hung_member_go_to_another() {
     let mut b = Bench::new(2);

@@ -385,7 +385,7 @@ impl Conduct {
                 let limits = Limits::of_pool(&pool);
                 let mut server =
                     nbd_frontend::Server::new(export, limits, OWNER_FRONTEND, &pool, DEPTH.into());
-                server.count_with(self.clients.nbd.clone());
+                server.count_with(self.clients.connections(self.serves_relays));
                 if let Some(listener) = listener {
                     server.set_spread(self.spread());
                     server.listen(ring, listener);
@@ -420,6 +420,7 @@ impl Conduct {
                 let limits = iscsi_frontend::Limits::of_pool(&pool);
                 let server = iscsi_frontend::Server::new(target, limits, OWNER_FRONTEND, &pool);
                 let mut server = server.map_err(io::Error::other)?;
+                server.count_with(self.clients.connections(false));
                 server.listen(ring, listener);
                 *shown = QueueFrontend::Iscsi(Box::new(server));
             }

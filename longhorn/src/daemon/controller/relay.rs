@@ -93,9 +93,7 @@ pub(super) fn run(args: &ControllerArgs, from: &Address, name: &str, root: &Root
     }
     let mailboxes = Arc::new(Mailboxes(mailboxes));
     let devices: Arc<dyn Devices> = mailboxes.clone();
-    let clients = Clients::default();
-    // A client that leaves this relay may go on at the engine or another relay, of whose connections this process knows nothing.
-    let _elsewhere = clients.nbd.add();
+    let clients = Clients::of_relay();
     let queues = Queues::start(devices, parts, (Client::new, Pool::new), show.memory(), &clients, false)?;
     let shown = Arc::new(Mutex::new(FrontendState { frontend: show.name(), ..FrontendState::default() }));
     let (ends_sender, ends) = unbounded();
