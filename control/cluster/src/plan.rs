@@ -78,6 +78,13 @@ pub fn age(time: &str, now: Timestamp) -> Option<Duration> {
     (passed >= -SKEW).then(|| passed.max(SignedDuration::ZERO).unsigned_abs())
 }
 
+/// [`age`] by the clock of another that nobody here writes anew: the API server's, a node's, an earlier leader's. There this clock may as
+/// well be the wrong one, so what is ahead by however much is now: whoever asks waits, or takes it for the latest. `None`: it is unreadable.
+pub fn age_by_other(time: &str, now: Timestamp) -> Option<Duration> {
+    let then: Timestamp = time.parse().ok()?;
+    Some(now.duration_since(then).max(SignedDuration::ZERO).unsigned_abs())
+}
+
 /// Writes times anew that lie so far ahead that they were written with a wrong clock: counted from now, whatever waits for them waits once
 /// more, and not until that clock is right.
 fn renew<'a>(times: impl IntoIterator<Item = &'a mut String>, now: Timestamp) {

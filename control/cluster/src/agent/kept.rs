@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use control::host::{LiveDirs, Root};
 
@@ -24,8 +25,9 @@ fn has_record(place: &Path) -> bool {
 /// Removes what is kept of a volume that is gone, and nothing that nobody knows here. `devices`: where volumes are shown.
 ///
 /// # Errors
-/// Its device is still there, the volume is another root's, or something else lies there.
-pub(super) fn forget(root: &Root, volume: &str, devices: &Path) -> io::Result<()> {
+/// Its device is still there, something runs under its name, the volume is another root's, or something else lies there; then all of it
+/// stays.
+pub(super) fn forget(root: &Root, volume: &str, devices: &Path, live: &LiveDirs) -> io::Result<()> {
     let place = root.volume(volume);
     let is_name = place.parent() == Some(&root.volumes()) && place.file_name().is_some();
     if !is_name || has_record(&place) {
@@ -35,19 +37,25 @@ pub(super) fn forget(root: &Root, volume: &str, devices: &Path) -> io::Result<()
     if !fs::symlink_metadata(&device).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
         return Err(io::Error::other(format!("{} is there", device.display())));
     }
-    LiveDirs::default().check_free(volume, root).map_err(io::Error::other)?;
-    for file in [Root::reservations(&place), root.stay(volume), root.key(volume)] {
-        match fs::remove_file(&file) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-            _ => {}
-        }
+    // An engine that people run has it as long as it runs.
+    let name = live.acquire(volume, root, Duration::ZERO).map_err(io::Error::other)?;
+    let removed = remove(root, volume, &place);
+    drop(name);
+    live.forget(volume, root);
+    removed
+}
+
+fn remove(root: &Root, volume: &str, place: &Path) -> io::Result<()> {
+    let files = [Root::reservations(place), root.stay(volume), root.key(volume)];
+    let there = match fs::read_dir(place) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        there => there?.collect::<io::Result<Vec<_>>>()?,
+    };
+    if let Some(other) = there.iter().map(fs::DirEntry::path).find(|path| !files.contains(path)) {
+        return Err(io::Error::other(format!("{} is nothing of a cluster's", other.display())));
     }
-    match fs::remove_dir(&place) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            Err(io::Error::new(e.kind(), format!("{}: {e}", place.display())))
-        }
-        _ => Ok(()),
-    }
+    there.iter().try_for_each(|file| fs::remove_file(file.path()))?;
+    fs::remove_dir(place)
 }
 
 #[cfg(test)]
@@ -71,7 +79,12 @@ mod tests {
         fs::write(devices.join("never-shown-d"), "").unwrap();
         let names = |of: &[&str]| of.iter().map(|of| format!("never-shown-{of}")).collect::<BTreeSet<_>>();
         assert_eq!(kept(&root), names(&["a", "c", "d"]));
-        let forget = |volume: &str| forget(&root, volume, &devices);
+        let live = LiveDirs::below(&scratch.path().join("run"));
+        let forget = |volume: &str| forget(&root, volume, &devices, &live);
+        let runs = live.acquire("never-shown-a", &root, Duration::ZERO).unwrap();
+        assert!(forget("never-shown-a").is_err(), "an engine runs that nobody here started");
+        assert!(root.key("never-shown-a").exists());
+        drop(runs);
         forget("never-shown-a").unwrap();
         forget("never-shown-a").unwrap();
         for volume in ["never-shown-b", "never-shown-c", "never-shown-d", "", "..", "../root"] {
@@ -79,6 +92,8 @@ mod tests {
         }
         assert_eq!(kept(&root), names(&["c", "d"]));
         assert!(root.key("never-shown-b").exists() && root.key("never-shown-d").exists());
-        assert!(root.volume("never-shown-c").join("somebodys").exists());
+        for file in ["somebodys", "key"] {
+            assert!(root.volume("never-shown-c").join(file).exists(), "{file}");
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use control::chain::Layer;
-use control::host::{Root, create_dir_durably, replace_file, store_program, unfinished_copy};
+use control::host::{LiveDirs, Root, create_dir_durably, replace_file, store_program, unfinished_copy};
 use control::logging::Level;
 use control::manager::{REPLACE_SIGNAL_NAME, STOP_PATIENCE};
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
@@ -495,7 +495,7 @@ impl Agent for LocalAgent {
 
     async fn forget_volume(&self, volume: &str) -> Result<(), AgentError> {
         let (root, volume) = (self.root.clone(), volume.to_owned());
-        let forget = move |_: &Path| forget(&root, &volume, Path::new(DEVICES));
+        let forget = move |_: &Path| forget(&root, &volume, Path::new(DEVICES), &LiveDirs::default());
         let done = self.at_disk.run(self.root.volumes(), forget).await.map_err(AgentError::Failed)?;
         done.map_err(|e| AgentError::Failed(e.to_string()))
     }

@@ -162,7 +162,7 @@ Examples:
   longhornctl snapshot create demo --label why=upgrade --freeze
 
 The bytes are those of one moment, as after a power cut. With --freeze a file
-system is clean in it: programs that write to it wait meanwhile, 20 seconds at
+system is clean in it: programs that write to it wait meanwhile, 6 seconds at
 most.";
 
 pub(super) const SNAPSHOT_RM_HELP: &str = "\

@@ -8,7 +8,7 @@ use super::READY;
 use super::draft::Draft;
 use super::replicas::{ROOM, TURN};
 use crate::api::{Conditions, InstanceState, Replica, ReplicaMode, ReplicaSpec, VolumeState};
-use crate::plan::{age, written};
+use crate::plan::{age_by_other, written};
 
 /// How long attaching may take.
 const START_PATIENCE: Duration = Duration::from_secs(300);
@@ -115,7 +115,7 @@ impl Draft<'_> {
         let made = made.map(|time| written(time.0));
         let engine = self.o.engine.and_then(|e| e.status.as_ref());
         let changed = engine.into_iter().flat_map(|s| s.replica_transition_time_map.values().cloned());
-        made.chain(changed).filter_map(|time| age(&time, self.o.now)).min().unwrap_or(Duration::MAX)
+        made.chain(changed).filter_map(|time| age_by_other(&time, self.o.now)).min().unwrap_or(Duration::MAX)
     }
 
     /// Why no replica is being filled.

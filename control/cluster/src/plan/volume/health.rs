@@ -6,7 +6,7 @@ use super::draft::Draft;
 use crate::api::{
     Conditions, InstanceState, Int64Text, Quorum, ReplicaMode, ReplicaSpec, Robustness, VolumeState,
 };
-use crate::plan::{age, written};
+use crate::plan::{age, age_by_other, written};
 
 /// Without epochs at the authority those replicas are used again that failed so shortly before the last one, as Longhorn does:
 /// within that time an engine that lost its node loses all of them. With the quorum `majority` the engine then judges by the
@@ -71,7 +71,7 @@ impl Draft<'_> {
         }
         let Some(served) = self.served_for() else { return false };
         let made = self.replica(name).and_then(|r| r.metadata.creation_timestamp.as_ref());
-        let since = made.and_then(|made| age(&written(made.0), self.o.now));
+        let since = made.and_then(|made| age_by_other(&written(made.0), self.o.now));
         let waited = served.min(since.unwrap_or(Duration::MAX));
         let left = LEFT_OUT.checked_sub(waited).filter(|left| !left.is_zero());
         if let Some(left) = left {
@@ -135,8 +135,8 @@ impl Draft<'_> {
     /// has, which is kept until one of them holds everything (`crate::plan::replica::fate`), and would go if they were used again.
     fn was_outlived(&self, failed: Duration) -> bool {
         self.o.replicas.iter().any(|r| {
-            let deleted =
-                r.metadata.deletion_timestamp.as_ref().and_then(|at| age(&written(at.0), self.o.now));
+            let deleted = r.metadata.deletion_timestamp.as_ref();
+            let deleted = deleted.and_then(|at| age_by_other(&written(at.0), self.o.now));
             let was_sound = !r.spec.healthy_at.is_empty() && r.spec.failed_at.is_empty();
             was_sound && deleted.is_some_and(|deleted| deleted < failed)
         })

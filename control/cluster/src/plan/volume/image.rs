@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::draft::Draft;
 use crate::api::{Condition, Conditions, InstanceState, ReplicaSpec, VolumeStatus};
-use crate::plan::age;
+use crate::plan::age_by_other;
 use crate::plan::upgrade::{FAILED, NOT_DEPLOYED, UPGRADED};
 
 /// After one replica's program was exchanged the next one waits so long: until what the engine said of the first is news from
@@ -176,8 +176,10 @@ impl Draft<'_> {
         if status.current_image != wanted {
             return Turn::Runs(None);
         }
-        let ended =
-            status.conditions.get_condition(UPGRADED).and_then(|c| age(&c.last_transition_time, self.o.now));
+        let ended = status
+            .conditions
+            .get_condition(UPGRADED)
+            .and_then(|c| age_by_other(&c.last_transition_time, self.o.now));
         match ended.and_then(|ended| SETTLES.checked_sub(ended)) {
             Some(left) if !left.is_zero() => Turn::Runs(Some(left)),
             _ => Turn::Over,

@@ -8,7 +8,7 @@ use super::{ENDED, READY};
 use crate::api::{
     Conditions, DataLocality, DesireState, EngineSpec, InstanceState, Quorum, ReplicaSpec, VolumeState,
 };
-use crate::plan::age;
+use crate::plan::{age, age_by_other};
 
 /// How long replicas may take to open their directories before the engine is started without those that have not. The
 /// same as without a cluster: a killed predecessor was seen to hold its directory for 3 s.
@@ -226,11 +226,10 @@ impl Draft<'_> {
     /// What has the volume open or mounted has to let go of it and begin anew, once there is a device again.
     fn ask_for_remount(&mut self) {
         let lost = self.o.engine.and_then(|e| e.status.as_ref()).map(|s| s.device_lost_at.as_str());
-        let since = |time: &str| age(time, self.o.now);
         let Some(lost) = lost.filter(|lost| !lost.is_empty()) else { return };
-        let asked = since(&self.status.remount_requested_at);
+        let asked = age_by_other(&self.status.remount_requested_at, self.o.now);
         // That it was lost is true whatever its node's clock said, and each request ends pods.
-        let lost = since(lost).unwrap_or(ASKED_LATELY);
+        let lost = age(lost, self.o.now).unwrap_or(ASKED_LATELY);
         if asked.is_none_or(|asked| asked > lost) {
             self.status.remount_requested_at.clone_from(&self.now);
             self.tell(
@@ -250,7 +249,7 @@ impl Draft<'_> {
             _ => return,
         };
         let is_shown = self.status.state == VolumeState::Attached && !self.status.frontend_disabled;
-        let asked = age(&self.status.remount_requested_at, self.o.now);
+        let asked = age_by_other(&self.status.remount_requested_at, self.o.now);
         if !is_shown || asked.is_some_and(|asked| asked < NEWS) {
             return;
         }

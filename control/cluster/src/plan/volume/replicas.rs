@@ -11,7 +11,7 @@ use crate::api::{
 };
 use crate::plan::engine::SERVES;
 use crate::plan::served::{may_have_served, needed, tells_epochs, was_never_served};
-use crate::plan::{FINALIZER, age, engine_name};
+use crate::plan::{FINALIZER, age, age_by_other, engine_name};
 use crate::schedule::{
     Cluster, Emptying, Failed, Locality, Placement, Refusal, Replenish, Resident, Want, balance,
     broken_anti_affinity, place, place_all, replenish,
@@ -313,7 +313,7 @@ impl Draft<'_> {
     /// For how long the engine serves; `None`: it does not, or nobody says so.
     pub(super) fn served_for(&self) -> Option<Duration> {
         let serves = self.o.engine.and_then(|e| e.status.as_ref()?.conditions.get_condition(SERVES));
-        serves.filter(|c| c.is_true()).and_then(|c| age(&c.last_transition_time, self.o.now))
+        serves.filter(|c| c.is_true()).and_then(|c| age_by_other(&c.last_transition_time, self.o.now))
     }
 
     /// Where a replica may be filled now; `None`: where there is room enough is being filled.
