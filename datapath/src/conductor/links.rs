@@ -95,7 +95,7 @@ impl Conductor {
         if self.replicas.get(member).link != (Link::Connecting { session }) {
             return;
         }
-        self.replicas.get_mut(member).link = Link::Up { session };
+        self.replicas.connected(member, session);
         self.authority.fenced_somebody();
         self.ask_state(member);
         self.desk.log(format!("replica {} is connected", self.replicas.name(member)));

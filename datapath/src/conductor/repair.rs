@@ -160,7 +160,13 @@ impl Conductor {
         }
         let since = |m: MemberId| self.replicas.get(m).state.as_ref().and_then(|s| s.power_since);
         let longest = members.iter().filter_map(since).min();
-        members.iter().filter(|m| longest.is_some() && since(*m) == longest).collect()
+        let alike: MemberSet = members.iter().filter(|m| longest.is_some() && since(*m) == longest).collect();
+        // All of them lost it under this engine, to which their sessions tell who lost it first.
+        let own = self.config.generation;
+        let here = longest.is_some_and(|since| since.late && since.generation == own)
+            && !sabotaged!(self, losses_alike);
+        let first = alike.iter().filter(|_| here).min_by_key(|m| self.replicas.get(*m).since);
+        first.map_or(alike, |first| MemberSet::EMPTY.with(first))
     }
 
     fn may_have_folded(&self, members: MemberSet) -> bool {

@@ -42,6 +42,8 @@ pub(super) struct Replica {
     pub(super) name: String,
     pub(super) local: bool,
     pub(super) link: Link,
+    /// Which of all sessions that came to be this one was.
+    pub(super) since: u64,
     pub(super) role: Role,
     /// As it said in this session; taken away whenever it may have changed.
     pub(super) state: Option<Box<ReplicaState>>,
@@ -69,6 +71,7 @@ impl Replica {
             name: config.name.clone(),
             local: config.local,
             link: Link::Down { retry_at: 0 },
+            since: 0,
             role: Role::Out,
             state: None,
             attached: false,
@@ -90,6 +93,8 @@ pub(super) struct Replicas {
     table: Vec<Replica>,
     /// How many sessions were ever begun.
     sessions: u64,
+    /// How many of them came to be.
+    connected: u64,
     quorum: Quorum,
     /// Half of them are a majority, for a test.
     half_suffices: bool,
@@ -102,7 +107,7 @@ impl Replicas {
         let one_learns = config.quorum == Quorum::Majority && (counted, table.len()) == (1, 2);
         table.iter_mut().for_each(|r| r.learner &= one_learns);
         let half_suffices = sabotaged!(in config, half_suffices);
-        Self { table, sessions: 0, quorum: config.quorum, half_suffices }
+        Self { table, sessions: 0, connected: 0, quorum: config.quorum, half_suffices }
     }
 
     pub(super) fn get(&self, member: MemberId) -> &Replica {
@@ -229,6 +234,13 @@ impl Replicas {
         let session = self.sessions;
         self.get_mut(member).link = Link::Connecting { session };
         session
+    }
+
+    /// The session has come to be.
+    pub(super) fn connected(&mut self, member: MemberId, session: u64) {
+        self.connected += 1;
+        self.get_mut(member).since = self.connected;
+        self.get_mut(member).link = Link::Up { session };
     }
 }
 

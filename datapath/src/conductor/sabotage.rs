@@ -83,6 +83,9 @@ pub struct Sabotage {
     /// A round covers what was flushed after it was asked for.
     #[cfg(feature = "sabotage")]
     pub rounds_unpinned: bool,
+    /// Of members whose hosts lost their power under this engine none lost it before another.
+    #[cfg(feature = "sabotage")]
+    pub losses_alike: bool,
     /// What members mark whose processes lived on is not in doubt, whoever else did not.
     #[cfg(feature = "sabotage")]
     pub others_marks_spared: bool,

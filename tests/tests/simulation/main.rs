@@ -391,6 +391,14 @@ fn marks_of_who_lives_on_spared() {
     noticed_in(Some(Mix::Copies), 1, "marks_of_who_lives_on_spared", sabotage);
 }
 
+/// One host has to lose its power, then another one, and then the first one again, between an answered write and its flush.
+#[test]
+fn losses_of_power_under_one_engine_alike() {
+    let conductor = InConductor { losses_alike: true, ..InConductor::default() };
+    let sabotage = Sabotage { conductor, ..Sabotage::default() };
+    noticed_in(Some(Mix::Absences), 2_001, "losses_of_power_under_one_engine_alike", sabotage);
+}
+
 /// The first replica has to be lost while the epoch with the second one is made.
 #[test]
 fn who_has_learnt_goes_on_alone() {
