@@ -9,10 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use control::chain::Layer;
+use control::logging::Level;
 use lh_block::Generation;
 use lh_cluster::agent::{
     Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, RebuildLimits,
-    ReplicaView,
+    ReplicaView, TrimView,
 };
 use lh_cluster::api::{InstanceState, NAMESPACE, ReplicaMode, ReplicaSpec, SnapshotLimits};
 use lh_cluster::plan::instance_manager::RunBy;
@@ -216,6 +217,30 @@ impl Agent for PretendedNode {
     }
 
     async fn remove_snapshot(&self, _: &str, _: &str) -> Result<(), AgentError> {
+        Ok(())
+    }
+
+    async fn trim(&self, _: &str, _: &str) -> Result<TrimView, AgentError> {
+        Err(AgentError::Unbuilt("nothing is mounted here".to_owned()))
+    }
+
+    async fn devices(&self) -> BTreeMap<String, String> {
+        BTreeMap::new()
+    }
+
+    async fn end_stay(&self, volume: &str, _: &str, _: &str) -> Result<(), AgentError> {
+        Err(AgentError::Failed(format!("{volume} has no device here")))
+    }
+
+    async fn kept_volumes(&self) -> BTreeSet<String> {
+        BTreeSet::new()
+    }
+
+    async fn forget_volume(&self, volume: &str) -> Result<(), AgentError> {
+        Err(AgentError::Failed(format!("nothing of {volume} is kept here")))
+    }
+
+    async fn log_at(&self, _: Level) -> Result<(), AgentError> {
         Ok(())
     }
 

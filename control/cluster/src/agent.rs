@@ -309,36 +309,24 @@ pub trait Agent: Send + Sync + 'static {
 
     /// Has the file system that is mounted from a volume tell the volume what it does not use, once for each request, and
     /// asks how that goes. Refused ([`AgentError::Failed`]) where there is none.
-    async fn trim(&self, _volume: &str, _request: &str) -> Result<TrimView, AgentError> {
-        Err(AgentError::Unbuilt("nobody on this node trims file systems".to_owned()))
-    }
+    async fn trim(&self, volume: &str, request: &str) -> Result<TrimView, AgentError>;
 
     /// Which volumes are shown as devices on this node, or were when their engines died, and of which stay each device is.
-    async fn devices(&self) -> BTreeMap<String, String> {
-        BTreeMap::new()
-    }
+    async fn devices(&self) -> BTreeMap<String, String>;
 
     /// Takes away the device that a stay has left, also from those who use it: all that waits there fails. Refused
     /// ([`AgentError::Failed`]) while an engine of the volume runs; nothing is done where another stay has begun. `image`: whose program
     /// does it, that of an instance manager may be older.
-    async fn end_stay(&self, _volume: &str, _stay: &str, _image: &str) -> Result<(), AgentError> {
-        Ok(())
-    }
+    async fn end_stay(&self, volume: &str, stay: &str, image: &str) -> Result<(), AgentError>;
 
     /// Volumes of which something is kept on this node besides data, such as a key.
-    async fn kept_volumes(&self) -> BTreeSet<String> {
-        BTreeSet::new()
-    }
+    async fn kept_volumes(&self) -> BTreeSet<String>;
 
     /// Removes what is kept of a volume besides data. Refused ([`AgentError::Failed`]) while its device is there.
-    async fn forget_volume(&self, _volume: &str) -> Result<(), AgentError> {
-        Ok(())
-    }
+    async fn forget_volume(&self, volume: &str) -> Result<(), AgentError>;
 
     /// Has the instance manager, all its processes and the CSI driver of the node log at this level from now on.
-    async fn log_at(&self, _level: Level) -> Result<(), AgentError> {
-        Ok(())
-    }
+    async fn log_at(&self, level: Level) -> Result<(), AgentError>;
 
     /// Looks at what is at a disk's path.
     async fn inspect_disk(&self, path: PathBuf) -> Result<DiskView, String>;

@@ -1,14 +1,15 @@
 //! What a manager asks of its node, answered by the simulated one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use control::logging::Level;
 use lh_block::Generation;
 use lh_cluster::agent::{
     Agent, AgentError, DiskView, EngineReplica, EngineStart, EngineView, Part, ProcessView, RebuildLimits,
-    ReplicaView,
+    ReplicaView, TrimView,
 };
 use lh_cluster::api::{InstanceState, ReplicaMode, ReplicaSpec, SnapshotLimits};
 use tokio::sync::oneshot;
@@ -421,6 +422,23 @@ impl Agent for SimulatedNode {
             }
         }
         self.ask_chain(engine, Wish::Remove(name.to_owned())).await
+    }
+
+    async fn trim(&self, _: &str, _: &str) -> Result<TrimView, AgentError> {
+        Err(AgentError::Unbuilt("nothing is mounted here".to_owned()))
+    }
+
+    /// Nothing is kept here but data: what the node forgets is judged elsewhere.
+    async fn kept_volumes(&self) -> BTreeSet<String> {
+        BTreeSet::new()
+    }
+
+    async fn forget_volume(&self, volume: &str) -> Result<(), AgentError> {
+        Err(AgentError::Failed(format!("nothing of {volume} is kept here")))
+    }
+
+    async fn log_at(&self, _: Level) -> Result<(), AgentError> {
+        Ok(())
     }
 
     async fn devices(&self) -> BTreeMap<String, String> {
