@@ -165,7 +165,7 @@ impl Conductor {
         let own = self.config.generation;
         let here = longest.is_some_and(|since| since.late && since.generation == own)
             && !sabotaged!(self, losses_alike);
-        let first = alike.iter().filter(|_| here).min_by_key(|m| self.replicas.get(*m).since);
+        let first = alike.iter().filter(|_| here).min_by_key(|m| self.replicas.get(*m).nth_session);
         first.map_or(alike, |first| MemberSet::EMPTY.with(first))
     }
 

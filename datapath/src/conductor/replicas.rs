@@ -42,8 +42,8 @@ pub(super) struct Replica {
     pub(super) name: String,
     pub(super) local: bool,
     pub(super) link: Link,
-    /// Which of all sessions that came to be this one was.
-    pub(super) since: u64,
+    /// Its session was the so many-th that came to be with anybody: that of a lower number is older.
+    pub(super) nth_session: u64,
     pub(super) role: Role,
     /// As it said in this session; taken away whenever it may have changed.
     pub(super) state: Option<Box<ReplicaState>>,
@@ -71,7 +71,7 @@ impl Replica {
             name: config.name.clone(),
             local: config.local,
             link: Link::Down { retry_at: 0 },
-            since: 0,
+            nth_session: 0,
             role: Role::Out,
             state: None,
             attached: false,
@@ -239,7 +239,7 @@ impl Replicas {
     /// The session has come to be.
     pub(super) fn connected(&mut self, member: MemberId, session: u64) {
         self.connected += 1;
-        self.get_mut(member).since = self.connected;
+        self.get_mut(member).nth_session = self.connected;
         self.get_mut(member).link = Link::Up { session };
     }
 }
