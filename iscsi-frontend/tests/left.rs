@@ -27,6 +27,21 @@ fn write(client: &mut Client) {
     client.start_write(&rw10(0x2a, 0, 1), &[7; 512]);
 }
 
+/// A session whose write the device has, and is slow with.
+fn begin_to_leave(server: &Running) -> Client {
+    let mut leaves = ready(server, 1);
+    hold(server);
+    write(&mut leaves);
+    server.until("it is with the device", |load| load.commands == 1);
+    leaves
+}
+
+/// It ends, and the server knows.
+fn leave(server: &Running, leaves: Client) {
+    leaves.stream.shutdown(Shutdown::Both).unwrap();
+    server.until("it has left", |load| load.sessions == 0);
+}
+
 fn submitted(server: &Running) -> u64 {
     server.inside(|inside| inside.disk.submitted())
 }
@@ -78,12 +93,7 @@ fn what_the_device_has_of_a_session_that_left_is_abandoned_where_there_is_anothe
 #[test]
 fn what_the_only_session_has_left_is_abandoned_when_another_one_begins() {
     let server = Running::start();
-    let mut leaves = ready(&server, 1);
-    hold(&server);
-    write(&mut leaves);
-    server.until("it is with the device", |load| load.commands == 1);
-    leaves.stream.shutdown(Shutdown::Both).unwrap();
-    server.until("it has left", |load| load.sessions == 0);
+    leave(&server, begin_to_leave(&server));
     let text = format!("InitiatorName=iqn.test\0TargetName={}\0", server.name);
     let stream = server.connect();
     let again = std::thread::spawn(move || Client::over(stream, 1, &text).map(drop));
@@ -114,13 +124,9 @@ fn what_the_device_has_of_a_session_that_left_is_abandoned_where_others_serve_th
     ];
     for (number, (expected, others)) in cases.into_iter().enumerate() {
         let server = Running::start();
-        let mut leaves = ready(&server, 1);
-        hold(&server);
-        write(&mut leaves);
-        server.until("it is with the device", |load| load.commands == 1);
+        let leaves = begin_to_leave(&server);
         let _others = others(&server);
-        leaves.stream.shutdown(Shutdown::Both).unwrap();
-        server.until("it has left", |load| load.sessions == 0);
+        leave(&server, leaves);
         assert_eq!(abandoned(&server), expected, "case {number}");
     }
 }
@@ -129,12 +135,7 @@ fn what_the_device_has_of_a_session_that_left_is_abandoned_where_others_serve_th
 #[test]
 fn what_the_only_session_has_left_is_abandoned_when_others_begin_to_serve_the_volume() {
     let server = Running::start();
-    let mut leaves = ready(&server, 1);
-    hold(&server);
-    write(&mut leaves);
-    server.until("it is with the device", |load| load.commands == 1);
-    leaves.stream.shutdown(Shutdown::Both).unwrap();
-    server.until("it has left", |load| load.sessions == 0);
+    leave(&server, begin_to_leave(&server));
     let look = |inside: &mut Inside<'_, Server>| {
         inside.server.look(inside.disk);
         inside.disk.abandoned()

@@ -12,7 +12,8 @@ pub(super) fn waited_for(status: &Status, authority: &Trouble) -> Option<String>
     let bad_key = Verdict::BadKey.to_string();
     let why = |replica: &ReplicaStatus| {
         let why = replica.last_error.as_ref().filter(|_| !replica.connected)?;
-        let is_told = what.contains(&replica.name) || why.ends_with(&bad_key);
+        let is_named = what.split([' ', ',', ':', ';']).any(|word| word == replica.name);
+        let is_told = is_named || why.ends_with(&bad_key);
         is_told.then(|| format!("{}: {why}", replica.name))
     };
     let whys = status.replicas.iter().filter_map(why).chain(authority.get());
@@ -82,6 +83,8 @@ mod tests {
                 // It is back: that is over.
                 replica("r-3", true, Some("the connection broke")),
                 replica("r-4", false, None),
+                // Another one is named, whose name begins like its own.
+                replica("r", false, Some("it is far away")),
             ],
             epoch: None,
             size: 1 << 30,
