@@ -17,7 +17,7 @@ mod mark;
 mod record;
 mod root;
 
-pub use lh_block::REPLICAS_MAX;
+pub use lh_block::{Quorum, REPLICAS_MAX};
 
 pub use authority::{Authority, AuthorityError};
 pub use durable::{
@@ -28,7 +28,7 @@ pub(crate) use live::is_at;
 pub use live::{LiveDirs, LiveError, LiveLock};
 pub use lock::{LockError, VolumeLock};
 pub use record::{
-    Quorum, RecordError, ReplicaRecord, SNAPSHOT_COUNT, VolumeRecord, VolumeState, engine_name,
-    new_replica_suffix, replica_name,
+    RecordError, ReplicaRecord, SNAPSHOT_COUNT, VolumeRecord, VolumeState, engine_name, new_replica_suffix,
+    replica_name,
 };
 pub use root::{Root, RootError, control_socket_beside, make_socket_directory, unfinished_copy};

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use control::host::{REPLICAS_MAX, SNAPSHOT_COUNT};
 use lh_cluster::api::{
-    AccessMode, AutoBalance, DataEngine, DataLocality, Frontend, Int64Text, Quorum, Toggle, VolumeSpec,
+    AccessMode, AutoBalance, DataEngine, DataLocality, Frontend, Int64Text, Toggle, VolumeSpec,
 };
 
 use crate::Refused;
@@ -128,9 +128,7 @@ fn behave(spec: &mut VolumeSpec, key: &str, value: &str) -> Result<bool, Refused
                 .filter(|f| !matches!(f, Frontend::None | Frontend::Iscsi | Frontend::NbdServer));
             spec.frontend = known.ok_or_else(|| wrong(key, value, "blockdev, ublk, nbd or fuse"))?;
         }
-        "quorum" => {
-            spec.quorum = Quorum::parse(value).ok_or_else(|| wrong(key, value, "any, majority or unsafe"))?
-        }
+        "quorum" => spec.quorum = value.parse().map_err(|_| wrong(key, value, "any, majority or unsafe"))?,
         "ioTimeout" => spec.io_timeout = Some(value.parse().map_err(|_| wrong(key, value, "seconds"))?),
         "disableRevisionCounter" => spec.revision_counter_disabled = flag(key, value)?,
         "unmapMarkSnapChainRemoved" => spec.unmap_mark_snap_chain_removed = toggle(key, value)?,
@@ -298,6 +296,8 @@ fn tags(value: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use lh_cluster::api::Quorum;
+
     use super::*;
 
     fn of(pairs: &[(&str, &str)]) -> HashMap<String, String> {

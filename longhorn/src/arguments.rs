@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use clap::builder::{PathBufValueParser, TypedValueParser};
+use clap::builder::{PathBufValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use lh_block::{Address, NameError};
+use lh_block::{Address, NameError, Quorum};
 
 use crate::tell::tell;
 
@@ -237,25 +237,18 @@ impl std::fmt::Display for Checksum {
     }
 }
 
-/// Who must agree before a change of the membership counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Quorum {
-    /// The members left: the volume runs as long as one replica does; if its host lost its power, without what was not flushed
-    Any,
-    /// A majority of all replicas: fewer stop the volume
-    Majority,
-    /// Nobody, as in Longhorn: acknowledged writes may be lost
-    Unsafe,
-}
-
-impl From<Quorum> for control::host::Quorum {
-    fn from(quorum: Quorum) -> Self {
-        match quorum {
-            Quorum::Any => Self::Any,
-            Quorum::Majority => Self::Majority,
-            Quorum::Unsafe => Self::Unsafe,
-        }
-    }
+/// Who must agree before a change of the membership counts, with what each choice means.
+pub fn quorum() -> impl TypedValueParser<Value = Quorum> {
+    let value = |quorum: Quorum| {
+        PossibleValue::new(quorum.as_str()).help(match quorum {
+            Quorum::Any => {
+                "The members left: the volume runs as long as one replica does; if its host lost its power, without what was not flushed"
+            }
+            Quorum::Majority => "A majority of all replicas: fewer stop the volume",
+            Quorum::Unsafe => "Nobody, as in Longhorn: acknowledged writes may be lost",
+        })
+    };
+    PossibleValuesParser::new(Quorum::ALL.map(value)).try_map(|word| word.parse())
 }
 
 /// A volume's name.
@@ -457,7 +450,7 @@ mod tests {
     #[derive(Debug, clap::Subcommand)]
     enum Words {
         Run {
-            #[arg(long, env = "LONGHORN_TEST_ONLY_QUORUM", value_enum)]
+            #[arg(long, env = "LONGHORN_TEST_ONLY_QUORUM", value_parser = quorum())]
             quorum: Quorum,
         },
     }

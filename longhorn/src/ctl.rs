@@ -170,7 +170,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<()> {
         Command::Rm { volume, yes } => remove::run(context, &volume, yes),
         Command::Import { volume, directories, quorum, block_size } => {
             let mut record = control::host::VolumeRecord::new(&volume, 0);
-            record.quorum = quorum.map_or(record.quorum, Into::into);
+            record.quorum = quorum.unwrap_or(record.quorum);
             record.block_size = block_size.unwrap_or(record.block_size);
             import::run(context, record, &directories).await
         }

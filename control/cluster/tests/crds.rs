@@ -8,7 +8,7 @@ use std::path::Path;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::core::cel::{validate_cel, validate_cel_update};
 use lh_cluster::api::{self, Int64Text};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const KINDS: &str = include_str!("fixtures/longhorn-crd-kinds.tsv");
 const FIELDS: &str = include_str!("fixtures/longhorn-crd-fields.tsv");
@@ -317,4 +317,17 @@ fn what_go_writes_is_read() {
     assert_eq!(engine.spec.volume_size, Int64Text(1 << 30));
     let status = engine.status.unwrap();
     assert!(status.conditions.is_empty() && status.snapshots["a"].user_created);
+}
+
+#[test]
+fn a_quorum_that_nobody_knows_keeps_no_object_from_being_read() {
+    let read = |quorum: Value| {
+        let spec = json!({ "volumeName": "demo", "quorum": quorum });
+        serde_json::from_value::<api::EngineSpec>(spec).unwrap().quorum
+    };
+    assert_eq!(read("majority".into()), api::Quorum::Majority);
+    assert_eq!((read("of a newer version".into()), read(Value::Null)), Default::default());
+    let volume =
+        serde_json::from_value::<api::VolumeSpec>(json!({ "quorum": "of a newer version" })).unwrap();
+    assert_eq!(volume.quorum, api::Quorum::Any);
 }

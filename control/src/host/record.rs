@@ -6,7 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use lh_block::{BLOCK, NameError, REPLICAS_MAX, check_name};
+use lh_block::{BLOCK, NameError, Quorum, REPLICAS_MAX, check_name};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -18,36 +18,6 @@ use crate::random;
 
 /// The version of the file that this program writes; it reads no other.
 const FORMAT: u32 = 1;
-
-/// How many replicas must hold an epoch (`docs/invariants.md`, 12).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Quorum {
-    /// Its members and the authority: Longhorn's availability.
-    #[default]
-    Any,
-    /// A majority of the configured replicas.
-    Majority,
-    /// Nobody: Longhorn's own behaviour.
-    Unsafe,
-}
-
-impl Quorum {
-    /// As written on the command line.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Any => "any",
-            Self::Majority => "majority",
-            Self::Unsafe => "unsafe",
-        }
-    }
-}
-
-impl std::fmt::Display for Quorum {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
 
 /// Whether a volume may be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

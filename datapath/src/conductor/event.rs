@@ -22,26 +22,7 @@ use super::sabotage::Sabotage;
 use crate::message::{ControlId, FromQueue, LayerRef, MemberId, QueueId, ToQueue};
 use crate::shared::Shared;
 
-/// When an epoch counts, and what a start needs (`docs/invariants.md`, 12).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Quorum {
-    /// One member suffices; the authority decides between two histories.
-    Any,
-    /// A majority of the configured replicas; needs no authority but for generations.
-    Majority,
-    /// Whoever answers is believed, as in Longhorn: an epoch is recorded by its members, and no start waits for one of them.
-    Unsafe,
-}
-
-impl Quorum {
-    /// Of so many replicas that count, so many at least have to hold everything for the volume to go on.
-    pub const fn members_min(self, counted: usize) -> usize {
-        match self {
-            Self::Any | Self::Unsafe => 1,
-            Self::Majority => counted / 2 + 1,
-        }
-    }
-}
+pub use lh_block::Quorum;
 
 /// A replica that the volume is configured with.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,6 +11,7 @@ mod error;
 mod extent;
 mod hash;
 mod name;
+mod quorum;
 mod size;
 mod time;
 
@@ -24,5 +25,6 @@ pub use error::IoError;
 pub use extent::{BLOCK, Extent, SECTOR};
 pub use hash::fnv1a;
 pub use name::{NameError, PROCESS_NAME_MAX, check_name, check_process_name};
+pub use quorum::{Quorum, QuorumError};
 pub use size::{SizeError, format_size, parse_size};
 pub use time::{parse_rfc3339, rfc3339};

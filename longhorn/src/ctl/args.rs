@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use lh_block::{NameError, REPLICAS_MAX};
+use lh_block::{NameError, Quorum, REPLICAS_MAX};
 use serde::Serialize;
 
 use super::host_path::{data_path, disk_path};
 use crate::arguments::{
-    Checksum, DEFAULT_ROOT, Frontend, Listen, Quorum, ROOT_VARIABLE, block_size, image_name, known_snapshot,
-    label, listen_address, process_name, root_path, seconds, secret_name, size_or_none, snapshot_name,
+    Checksum, DEFAULT_ROOT, Frontend, Listen, ROOT_VARIABLE, block_size, image_name, known_snapshot, label,
+    listen_address, process_name, quorum, root_path, seconds, secret_name, size_or_none, snapshot_name,
     volume_name,
 };
 pub(super) use as_longhorn::{ExportCommand, TrimCommand};
@@ -110,7 +110,7 @@ pub(super) enum Command {
         #[arg(required = true, value_name = "DIR")]
         directories: Vec<PathBuf>,
         /// Who must agree before a replica is left out [default: any]
-        #[arg(long, value_enum)]
+        #[arg(long, value_parser = quorum())]
         quorum: Option<Quorum>,
         /// Logical block of the device: 512 or 4096 bytes [default: 512]
         #[arg(long, value_parser = block_size, value_name = "BYTES", allow_negative_numbers = true)]
@@ -245,7 +245,7 @@ pub(super) struct UpArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(REPLICAS_MAX)), allow_negative_numbers = true)]
     pub replicas: Option<u8>,
     /// Who must agree before a replica is left out [default: any]
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = quorum())]
     pub quorum: Option<Quorum>,
     /// How the volume is shown [default: auto]
     #[arg(long, value_enum, value_name = "F")]

@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn a_clone_has_the_options_of_its_source_and_listens_nowhere() {
         let mut source = VolumeRecord::new("old", 1 << 30);
-        (source.block_size, source.quorum) = (4096, control::host::Quorum::Majority);
+        (source.block_size, source.quorum) = (4096, lh_block::Quorum::Majority);
         (source.frontend, source.io_timeout_seconds) = ("nbd-server".to_owned(), 7);
         (source.snapshot_max_count, source.snapshot_max_size) = (5, 3 << 30);
         source.checksum_full = true;

@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use control::host::{AuthorityError, ReplicaRecord, Root, VolumeRecord};
-use datapath::conductor::Quorum;
 use datapath::salvage::{Authority, Candidate, Choice, Decision, Held, Verdict, decide};
-use lh_block::{Epoch, Generation, Instance};
+use lh_block::{Epoch, Generation, Instance, Quorum};
 use replica::store::{Directory, OpenOptions, Survey, survey};
 
 use crate::tell::tell;
@@ -67,7 +66,7 @@ impl Found {
             }
             Err(e) => return Err(e.into()),
         };
-        let decision = decide(quorum(record), &authority, &candidates);
+        let decision = decide(record.quorum, &authority, &candidates);
         Ok(Self { surveys, candidates, authority, decision })
     }
 
@@ -78,7 +77,7 @@ impl Found {
     /// With the quorum `majority`: replicas that have recorded nothing of the volume, or cannot be asked, where those that are left
     /// are no majority with them. An engine would wait for them for ever.
     pub(super) fn lost(&self, record: &VolumeRecord, chosen: &Chosen) -> Vec<ReplicaRecord> {
-        if record.quorum != control::host::Quorum::Majority {
+        if record.quorum != Quorum::Majority {
             return Vec::new();
         }
         let tells = |name: &String| {
@@ -103,14 +102,6 @@ impl Found {
     fn starts_by_itself(&self, chosen: &Chosen) -> bool {
         let all_sure = matches!(&self.decision.choice, Choice::Sure(names) if *names == chosen.names);
         chosen.sure && all_sure && matches!(&self.authority, Authority::Says(Some(_)))
-    }
-}
-
-fn quorum(record: &VolumeRecord) -> Quorum {
-    match record.quorum {
-        control::host::Quorum::Any => Quorum::Any,
-        control::host::Quorum::Majority => Quorum::Majority,
-        control::host::Quorum::Unsafe => Quorum::Unsafe,
     }
 }
 

@@ -17,7 +17,7 @@ use super::manager::Manager;
 use super::observe::{VolumeView, ask_engine, connect_engine, observe};
 use super::only_replica::advice;
 use super::{adopt, lock};
-use crate::arguments::{Checksum, Frontend, Quorum};
+use crate::arguments::{Checksum, Frontend};
 use crate::daemon::{ControllerArgs, ControllerFlags, ReplicaArgs, ReplicaFlags};
 use crate::generation;
 use crate::kernel;
@@ -135,7 +135,7 @@ fn engine_args(root: &Root, record: &VolumeRecord, generation: Generation) -> Re
             frontend => frontend,
         },
         frontend_listen: record.listen,
-        quorum: quorum_of(record.quorum),
+        quorum: record.quorum,
         io_timeout: record.io_timeout_seconds,
         snapshot_max_count: record.snapshot_max_count,
         snapshot_max_size: record.snapshot_max_size,
@@ -348,14 +348,6 @@ pub(super) fn is_shown(view: &VolumeView) -> bool {
 pub(super) fn frontend_of(name: &str) -> Result<Frontend> {
     <Frontend as clap::ValueEnum>::from_str(name, false)
         .map_err(|_| anyhow!("frontend {name} is not in this build: choose another with --frontend"))
-}
-
-fn quorum_of(quorum: control::host::Quorum) -> Quorum {
-    match quorum {
-        control::host::Quorum::Any => Quorum::Any,
-        control::host::Quorum::Majority => Quorum::Majority,
-        control::host::Quorum::Unsafe => Quorum::Unsafe,
-    }
 }
 
 #[cfg(test)]

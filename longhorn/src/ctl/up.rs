@@ -22,7 +22,7 @@ use super::observe::{VolumeView, ask_engine, connect_engine, is_for_this_host};
 use super::output::{counted, exact_size, print, print_json};
 use super::start::{frontend_of, start, wait_until_usable};
 use super::{delete, engine, grown, interrupt, lock, room, stop};
-use crate::arguments::{Checksum, Frontend, Quorum};
+use crate::arguments::{Checksum, Frontend};
 use crate::daemon::can_be_had;
 use crate::device_names::device_of;
 use crate::kernel;
@@ -128,7 +128,7 @@ fn new_record(root: &Root, volume: &str, args: &UpArgs) -> Result<VolumeRecord> 
     kernel::check(frontend)?;
     let mut record = VolumeRecord::new(volume, size);
     record.block_size = args.block_size.unwrap_or(record.block_size);
-    record.quorum = args.quorum.unwrap_or(Quorum::Any).into();
+    record.quorum = args.quorum.unwrap_or_default();
     record.frontend = frontend.to_string();
     record.listen = listen(args, frontend)?;
     if let Some(address) = record.listen.or(frontend.usual_address()) {
@@ -192,7 +192,7 @@ fn changed_record(root: &Root, args: &UpArgs, mut record: VolumeRecord) -> Resul
     if args.block_size.is_some_and(|b| b != record.block_size) {
         bail!("volume {volume} has blocks of {} bytes for ever: make another volume", record.block_size);
     }
-    if args.quorum.is_some_and(|q| control::host::Quorum::from(q) != record.quorum) {
+    if args.quorum.is_some_and(|quorum| quorum != record.quorum) {
         bail!("volume {volume} has the quorum {} for ever: make another volume", record.quorum);
     }
     let asked = match args.frontend {

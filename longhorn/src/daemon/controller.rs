@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use control::host::{Root, VolumeRecord, engine_name};
 use datapath::message::QUEUES_MAX;
-use lh_block::Address;
+use lh_block::{Address, Quorum};
 
 use queues::{DEPTH, UBLK_DEPTH_MIN};
 pub(super) use run::run;
@@ -34,8 +34,8 @@ use super::front;
 use super::size::{size, size_or_none};
 use super::{GivesUp, key_of};
 use crate::arguments::{
-    Checksum, DEFAULT_ROOT, Frontend, Quorum, ROOT_VARIABLE, Reads, Realtime, block_size, control_address,
-    process_name, root_path, seconds, volume_name,
+    Checksum, DEFAULT_ROOT, Frontend, ROOT_VARIABLE, Reads, Realtime, block_size, control_address,
+    process_name, quorum, root_path, seconds, volume_name,
 };
 
 /// Arguments of an engine.
@@ -76,7 +76,7 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub frontend_listen: Option<SocketAddr>,
     /// Who must agree before a change of the membership counts
-    #[arg(long, value_enum, default_value_t = Quorum::Any)]
+    #[arg(long, value_parser = quorum(), default_value_t = Quorum::Any)]
     pub quorum: Quorum,
     /// How long requests wait for a replica, in seconds; 0 for ever
     #[arg(long, default_value_t = 300, value_parser = seconds, value_name = "SECONDS")]
@@ -206,7 +206,7 @@ impl ControllerArgs {
         if let Some(address) = self.frontend_listen {
             option("frontend-listen", address.to_string());
         }
-        option("quorum", control::host::Quorum::from(self.quorum).to_string());
+        option("quorum", self.quorum.to_string());
         option("io-timeout", self.io_timeout.to_string());
         option("snapshot-max-count", self.snapshot_max_count.to_string());
         option("snapshot-max-size", self.snapshot_max_size.to_string());

@@ -5,7 +5,6 @@ use kube::ResourceExt;
 use super::{Change, Facts, Verdict};
 use crate::api::{Engine, EngineStatus, InstanceState, Replica, ReplicaMode, Volume};
 use crate::plan::replica::holds_everything;
-use crate::plan::served::needed;
 
 pub(super) fn judge(change: Change<'_, Replica>, facts: &Facts) -> Verdict {
     match change {
@@ -52,7 +51,7 @@ fn may_go(replica: &Replica, facts: &Facts) -> Result<(), String> {
         ));
     }
     let counted = told(facts.engine.as_ref()).map_or(0, |told| told.replica_mode_map.len());
-    let needed = needed(volume.spec.quorum, counted);
+    let needed = volume.spec.quorum.members_min(counted);
     if others < needed {
         return Err(format!(
             "volume {name} is attached, has the quorum majority, and would wait without replica {own}: {needed} of its {counted} replicas have to hold everything, and beside this one {others} that can be read {}: wait until another one does, or detach the volume first",

@@ -8,7 +8,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::values::{Condition, GenerationText, Int64Text, is_default, null_is_default, seconds};
-use super::words::{DataEngine, DesireState, Frontend, InstanceState, Quorum, ReplicaMode};
+use super::words::{
+    DataEngine, DesireState, Frontend, InstanceState, Quorum, ReplicaMode, quorum, quorum_schema,
+};
 
 /// The process that serves a volume on one node.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -110,7 +112,8 @@ pub struct EngineSpec {
     pub volume_size: Int64Text,
     /// Who must agree before a change of the membership counts: the members left (any), a majority of all
     /// replicas, or nobody (unsafe).
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "is_default", deserialize_with = "quorum")]
+    #[schemars(schema_with = "quorum_schema")]
     pub quorum: Quorum,
     /// Seconds that requests wait for a replica; 0 for ever.
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "seconds")]

@@ -9,7 +9,7 @@ use super::values::{
 };
 use super::words::{
     AccessMode, AutoBalance, DataEngine, DataLocality, Frontend, Quorum, Robustness, SnapshotIntegrity,
-    Toggle, VolumeState,
+    Toggle, VolumeState, quorum, quorum_schema,
 };
 
 /// A replicated block device.
@@ -202,6 +202,8 @@ pub struct VolumeSpec {
     pub unmap_mark_snap_chain_removed: Toggle,
     /// Who must agree before a change of the membership counts: the members left (any), a majority of all
     /// replicas, or nobody (unsafe).
+    #[serde(deserialize_with = "quorum")]
+    #[schemars(schema_with = "quorum_schema")]
     pub quorum: Quorum,
     /// Seconds that requests wait for a replica; 0 for ever.
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "seconds")]

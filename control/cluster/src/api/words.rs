@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
+pub use lh_block::Quorum;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -182,16 +183,15 @@ words! {
     }
 }
 
-words! {
-    /// Who must agree before a change of a volume's membership counts.
-    closed Quorum {
-        /// The members left.
-        Any = "any",
-        /// A majority of all replicas.
-        Majority = "majority",
-        /// Nobody, as in Longhorn.
-        Unsafe = "unsafe",
-    }
+/// Reads a quorum. A word that nobody knows reads as the default, as with [`words!`].
+pub(super) fn quorum<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Quorum, D::Error> {
+    let text = Option::<Cow<'de, str>>::deserialize(deserializer)?;
+    Ok(text.and_then(|text| text.parse().ok()).unwrap_or_default())
+}
+
+/// The schema of a quorum, a closed word.
+pub(super) fn quorum_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "enum": Quorum::ALL.map(Quorum::as_str) })
 }
 
 words! {

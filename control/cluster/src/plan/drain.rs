@@ -10,7 +10,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use kube::ResourceExt;
 
 use super::replica::holds_everything;
-use super::served::needed;
 use crate::api::{DesireState, Engine, InstanceState, Replica, TicketType, Volume, VolumeAttachment};
 use crate::schedule::Cluster;
 use crate::settings::DrainPolicy;
@@ -141,7 +140,8 @@ fn is_dispensable(o: &Observed<'_>, replica: &Replica, protected: &BTreeSet<&str
             && holds_everything(other, volume)
     };
     let quorum = volume.map(|v| v.spec.quorum).unwrap_or_default();
-    of_volume().filter(stays).count() >= needed(quorum, of_volume().filter(|other| counts(o, other)).count())
+    of_volume().filter(stays).count()
+        >= quorum.members_min(of_volume().filter(|other| counts(o, other)).count())
 }
 
 fn is_unused(replica: &Replica) -> bool {

@@ -29,14 +29,6 @@ pub fn may_begin_with(engine: &EngineSpec, replicas: &[Replica]) -> bool {
         || filled.any(|r| engine.replica_address_map.contains_key(&r.name_any()))
 }
 
-/// Of so many replicas of a volume, as its engine counts them, so many at least have to hold everything for it to go on.
-pub fn needed(quorum: Quorum, counted: usize) -> usize {
-    match quorum {
-        Quorum::Any | Quorum::Unsafe => 1,
-        Quorum::Majority => counted / 2 + 1,
-    }
-}
-
 /// True if a replica tells an engine in which epochs it was: it has recorded any. One that was being filled for the first time when its
 /// engine ended has not, and an engine that was told of it would count it among those of which a majority has to tell; nor has one that
 /// only Longhorn's had. One that was in sync and had an engine has, whether that was noted or not.

@@ -9,10 +9,10 @@ use control::authority::RemoteAuthority;
 use control::engine::EngineError;
 use control::host::{self, LiveDirs, LiveError, LiveLock, RecordError, ReplicaRecord, Root, VolumeRecord};
 use crossbeam_channel::{Receiver, RecvTimeoutError, after, never, select, tick, unbounded};
-use datapath::conductor::{self, Command, Limits, Why};
+use datapath::conductor::{Command, Limits, Why};
 use datapath::engine::{self, EngineHandle, Event, ReplicaAddress};
 use datapath::link::EngineQueue;
-use lh_block::{Address, Generation, REPLICAS_MAX};
+use lh_block::{Address, Generation, Quorum, REPLICAS_MAX};
 use lh_ring::{Pool, SILENT_SECONDS};
 
 use super::activity::Looks;
@@ -27,7 +27,6 @@ use super::serve::{ENDED, LAST_ANSWER, Signalled, fronts, serve_face};
 use super::show::{self, CARE, HideError, Show, Wish};
 use super::waits::{Waits, waited_for};
 use super::{ControllerArgs, UNENCRYPTED, stay};
-use crate::arguments::Quorum;
 use crate::arguments::{Checksum, Reads};
 use crate::daemon::replica::DATA_OPEN;
 use crate::daemon::{GivesUp, freeze, memory};
@@ -251,11 +250,7 @@ fn options(
         io_timeout: Duration::from_secs(args.io_timeout),
         checksum_full: args.checksum == Checksum::Full,
         local_reads: args.reads.unwrap_or_default() == Reads::Here,
-        quorum: match args.quorum {
-            Quorum::Any => conductor::Quorum::Any,
-            Quorum::Majority => conductor::Quorum::Majority,
-            Quorum::Unsafe => conductor::Quorum::Unsafe,
-        },
+        quorum: args.quorum,
         // Replicas that are reached by unix sockets had no engine but on this host, and the name's lock says that it has
         // ended. Over TCP another host may have one that has not heard of this one yet.
         known_dead: local,

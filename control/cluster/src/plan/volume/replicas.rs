@@ -10,7 +10,7 @@ use crate::api::{
     TicketType,
 };
 use crate::plan::engine::SERVES;
-use crate::plan::served::{may_have_served, needed, tells_epochs, was_never_served};
+use crate::plan::served::{may_have_served, tells_epochs, was_never_served};
 use crate::plan::{FINALIZER, age, age_by_other, engine_name};
 use crate::schedule::{
     Cluster, Emptying, Failed, Locality, Placement, Refusal, Replenish, Resident, Want, balance,
@@ -145,7 +145,7 @@ impl Draft<'_> {
             |name: &String| self.engine.as_ref().is_some_and(|e| e.replica_address_map.contains_key(name));
         let is_used = |spec: &ReplicaSpec| !spec.healthy_at.is_empty() || !spec.failed_at.is_empty();
         let counted = self.replicas.iter().filter(|(name, spec)| is_used(spec) || is_told(name)).count();
-        needed(self.o.volume.spec.quorum, counted)
+        self.o.volume.spec.quorum.members_min(counted)
     }
 
     /// True for a healthy replica that can be read, on a node that is not about to be drained.
