@@ -3,6 +3,7 @@
 mod data_socket;
 mod operations;
 mod service;
+mod waits;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ use crate::cloning::{CloneProgress, CloneSource};
 use crate::front::{self, Front};
 use crate::proto::ptypes;
 use crate::proto::ptypes::controller_service_server::ControllerServiceServer;
+use crate::proto::volume::Wait;
 use crate::transport::Identity;
 use service::Service;
 
@@ -285,6 +287,8 @@ pub struct EngineStatus {
     pub generation: Generation,
     /// One sentence that says what requests wait for; empty while they are answered.
     pub waiting_for: String,
+    /// What that sentence is about.
+    pub wait: Wait,
     /// It was told to end: it hides the volume, flushes and closes its replicas.
     pub ending: bool,
     /// It was hidden, and is shown again when it is asked to.
@@ -301,11 +305,6 @@ pub struct EngineStatus {
     pub limits: EngineLimits,
     /// Of a relay: where the volume's engine serves it. `None` for an engine.
     pub relay_from: Option<Address>,
-}
-
-impl EngineStatus {
-    /// How [`Self::waiting_for`] begins of a volume that waits for nothing but to be shown: no request waits for that, and no command.
-    pub const HIDDEN: &str = "it is hidden";
 }
 
 /// A replica as its engine sees it.

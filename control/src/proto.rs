@@ -15,6 +15,11 @@ pub mod volume {
     tonic::include_proto!("longhorn.volume");
 }
 
+/// Where the generated code of other packages looks for that one.
+mod longhorn {
+    pub(super) use super::volume;
+}
+
 /// Package `longhorn.node`: what the CSI driver of a node does for the node's manager.
 #[allow(missing_docs, clippy::all, clippy::pedantic, reason = "generated from proto/")]
 pub mod node {

@@ -4,23 +4,25 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use control::engine::EngineStatus;
+use control::proto::ptypes::Volume;
+use control::proto::volume::Wait;
 
 /// Looks what an engine waits for, at once and then after each `pause`, and says so whenever that is another thing than before. `look`
 /// gives `None` where the engine does not say. Never ends by itself.
 pub(crate) async fn tell_waits(
     pause: Duration,
-    mut look: impl AsyncFnMut() -> Option<String>,
+    mut look: impl AsyncFnMut() -> Option<Volume>,
     mut say: impl FnMut(&str),
 ) -> Infallible {
     let mut told = String::new();
     loop {
-        if let Some(waits) = look().await {
+        if let Some(volume) = look().await {
             // No command waits for a volume that is only hidden.
-            if !waits.is_empty() && waits != told && !waits.starts_with(EngineStatus::HIDDEN) {
-                say(&format!("waiting: {waits}"));
+            let is_worth_telling = !matches!(volume.waits(), Wait::Untold | Wait::Shown);
+            if is_worth_telling && volume.waiting_for != told {
+                say(&format!("waiting: {}", volume.waiting_for));
             }
-            told = waits;
+            told = volume.waiting_for;
         }
         tokio::time::sleep(pause).await;
     }
@@ -32,10 +34,13 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_waited_for_is_said_once_and_again_after_something_else() {
-        let hidden = format!("{}: ...", EngineStatus::HIDDEN);
-        let seen =
-            [Some("r-1"), Some("r-1"), None, Some("r-1"), Some(&hidden), Some(""), Some("r-2"), Some("r-1")];
-        let mut seen = seen.into_iter().map(|waits| waits.map(str::to_owned));
+        let waits = |wait: Wait, what: &str| {
+            Some(Volume { wait: wait.into(), waiting_for: what.to_owned(), ..Volume::default() })
+        };
+        let (hidden, nothing) = (waits(Wait::Shown, "it can be shown"), waits(Wait::Untold, ""));
+        let [one, other] = ["r-1", "r-2"].map(|name| waits(Wait::Other, name));
+        let seen = [one.clone(), one.clone(), None, one.clone(), hidden, nothing, other, one];
+        let mut seen = seen.into_iter();
         let (mut said, (over, is_over)) = (Vec::new(), tokio::sync::oneshot::channel::<()>());
         let mut over = Some(over);
         let look = async || match seen.next() {

@@ -42,6 +42,7 @@ impl Service {
             uri,
             generation: status.generation.into(),
             waiting_for: status.waiting_for,
+            wait: status.wait.into(),
             lacks_space: status.lacks_space,
             has_lost: status.has_lost,
             ending: status.ending,

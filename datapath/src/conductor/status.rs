@@ -90,6 +90,8 @@ pub struct Status {
     pub open: bool,
     /// What a start or a volume without enough members waits for.
     pub waiting_for: Option<String>,
+    /// It waits for members: too few are left to go on.
+    pub lacks_members: bool,
     /// Its replicas, in the order of the table.
     pub replicas: Vec<ReplicaStatus>,
     /// The epoch that counts.
@@ -126,6 +128,7 @@ impl Conductor {
             robustness: self.robustness(),
             open: self.is_open(),
             waiting_for: waiting,
+            lacks_members: self.outage.is_some(),
             replicas: self.replicas.configured().iter().map(|m| self.replica_status(m)).collect(),
             epoch: self.epochs.current().cloned(),
             size: self.chain.volume.size,

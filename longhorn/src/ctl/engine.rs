@@ -88,7 +88,7 @@ pub(super) async fn answer<T>(
         return answer;
     }
     progress.say(&format!("the engine has not answered yet: see `longhornctl status {volume}`"));
-    let look = async || Some(ask_engine(root, volume).await?.volume.waiting_for);
+    let look = async || Some(ask_engine(root, volume).await?.volume);
     tokio::select! {
         answer = watched(root, asked) => answer,
         never = tell_waits(SOON, look, |what| progress.say(what)) => match never {},

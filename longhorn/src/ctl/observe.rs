@@ -11,6 +11,7 @@ use control::host::{Quorum, ReplicaRecord, Root, VolumeRecord, engine_name};
 use control::manager::{ProcessRecord, State};
 use control::proto::ptypes;
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
+use control::proto::volume::Wait;
 use lh_block::Epoch;
 use replica::store::survey;
 use rustix::io::Errno;
@@ -36,15 +37,12 @@ pub(super) fn no_space(volume: &str) -> String {
     )
 }
 
-/// What an engine says that no replica answers, or fewer than the quorum wants.
-const TOO_FEW: &str = "too few replicas are left";
-
-/// The same, with what becomes of requests.
-fn outage(io_timeout_seconds: u64) -> String {
+/// What an engine says that no replica answers, or fewer than the quorum wants, with what becomes of requests.
+fn outage(said: &str, io_timeout_seconds: u64) -> String {
     match io_timeout_seconds {
-        0 => format!("{TOO_FEW}: requests wait for them, however long it takes"),
+        0 => format!("{said}: requests wait for them, however long it takes"),
         seconds => {
-            format!("{TOO_FEW}: requests wait for them, {seconds} s at most (--io-timeout), and fail then")
+            format!("{said}: requests wait for them, {seconds} s at most (--io-timeout), and fail then")
         }
     }
 }
@@ -230,17 +228,15 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
              `longhornctl down {0}` ends that",
             record.name
         ),
-        (Ok(()), None) => match remark(process, said) {
+        (Ok(()), None) => match remark(process, said, record.io_timeout_seconds) {
             nothing if nothing.is_empty() && unwatched => format!(
                 "{NO_MANAGER}, which would start again what dies: `longhornctl up {}` starts one",
                 record.name
             ),
-            remark if remark == TOO_FEW && unwatched => format!(
-                "{}; {NO_MANAGER}, which starts replicas again: `longhornctl up {}` starts one",
-                outage(record.io_timeout_seconds),
+            remark if unwatched && said.is_some_and(|v| v.waits() == Wait::Replicas) => format!(
+                "{remark}; {NO_MANAGER}, which starts replicas again: `longhornctl up {}` starts one",
                 record.name
             ),
-            remark if remark == TOO_FEW => outage(record.io_timeout_seconds),
             remark => remark,
         },
     };
@@ -398,10 +394,17 @@ fn robustness(state: &str, engine_answers: bool, replicas: &[ReplicaView]) -> &'
     }
 }
 
-fn remark(process: Option<&ProcessRecord>, engine: Option<&ptypes::Volume>) -> String {
+fn remark(
+    process: Option<&ProcessRecord>,
+    engine: Option<&ptypes::Volume>,
+    io_timeout_seconds: u64,
+) -> String {
     match (process, engine) {
         (Some(process), _) if process.state == State::Error => {
             format!("the engine gave up: {}", process.error)
+        }
+        (_, Some(engine)) if engine.waits() == Wait::Replicas => {
+            outage(&engine.waiting_for, io_timeout_seconds)
         }
         (_, Some(engine)) if !engine.waiting_for.is_empty() => engine.waiting_for.clone(),
         (_, Some(engine)) if engine.lacks_space => no_space(&engine.name),

@@ -91,7 +91,7 @@ pub(super) fn run(target: &Target, command: EngineCommand) -> Result<()> {
 /// What a command that takes long waits for, on standard error.
 async fn tell_late_waits(mut engine: Engine) -> Infallible {
     tokio::time::sleep(SILENCE).await;
-    let look = async || Some(engine.volume_get(()).await.ok()?.into_inner().waiting_for);
+    let look = async || Some(engine.volume_get(()).await.ok()?.into_inner());
     tell_waits(SILENCE, look, |what| tell!("{what}")).await
 }
 

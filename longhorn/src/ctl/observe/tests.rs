@@ -161,19 +161,37 @@ fn what_listens_on_tcp_is_open_and_a_unix_socket_is_not() {
 #[test]
 fn a_volume_that_waits_for_space_says_so() {
     let full = ptypes::Volume { name: "demo".into(), lacks_space: true, ..Default::default() };
-    let said = remark(None, Some(&full));
+    let said = remark(None, Some(&full), 300);
     assert!(said.contains("full") && said.contains("`longhornctl snapshot purge demo`"), "{said}");
     let starting = ptypes::Volume { waiting_for: "its replicas".into(), ..full };
-    assert_eq!(remark(None, Some(&starting)), "its replicas");
-    assert_eq!(remark(None, Some(&ptypes::Volume::default())), "");
+    assert_eq!(remark(None, Some(&starting), 300), "its replicas");
+    assert_eq!(remark(None, Some(&ptypes::Volume::default()), 300), "");
+}
+
+#[test]
+fn what_becomes_of_requests_is_told_where_too_few_replicas_are_left_whatever_the_engine_says_of_them() {
+    let told = |waiting_for: &str, timeout| {
+        let volume = ptypes::Volume {
+            wait: Wait::Replicas.into(),
+            waiting_for: waiting_for.into(),
+            ..Default::default()
+        };
+        remark(None, Some(&volume), timeout)
+    };
+    assert_eq!(
+        told("two lack", 7),
+        "two lack: requests wait for them, 7 s at most (--io-timeout), and fail then"
+    );
+    let why = "too few replicas are left (demo-r-1: its key is another)";
+    assert_eq!(told(why, 0), format!("{why}: requests wait for them, however long it takes"));
 }
 
 #[test]
 fn a_volume_that_has_lost_something_says_so_once_it_waits_for_nothing() {
     let lost = ptypes::Volume { has_lost: true, ..Default::default() };
-    assert_eq!(remark(None, Some(&lost)), LOST);
+    assert_eq!(remark(None, Some(&lost), 300), LOST);
     let waiting = ptypes::Volume { waiting_for: "its replicas".into(), ..lost };
-    assert_eq!(remark(None, Some(&waiting)), "its replicas");
+    assert_eq!(remark(None, Some(&waiting), 300), "its replicas");
 }
 
 #[tokio::test]

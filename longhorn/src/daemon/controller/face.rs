@@ -14,6 +14,7 @@ use control::engine::{
 use control::host::Root;
 use control::proto::ptypes::controller_service_client::ControllerServiceClient;
 use control::proto::ptypes::{self, ReplicaMode};
+use control::proto::volume::Wait;
 use crossbeam_channel::Sender;
 use datapath::conductor::{Command, CommandError, FoldStatus, Limits, Mode, NewLimits, ReplicaStatus};
 use datapath::engine::{Done, EngineHandle, ReplicaAddress};
@@ -89,17 +90,19 @@ impl EngineControl for Face {
         let status = self.engine.status();
         let shown = lock(&self.shown).clone();
         let up = shown.endpoint.is_some() && !is_unfinished(&status.chain);
-        let waiting_for = match waited_for(&status, &self.authority) {
-            Some(reason) => reason,
-            None if shown.ending && up => "the device is being taken away".to_owned(),
-            None if shown.ending => "what was written is being flushed".to_owned(),
-            None if !status.open => "the replicas are being asked for what they hold".to_owned(),
-            None if is_unfinished(&status.chain) => UNFINISHED.to_owned(),
+        let other = |why: &str| (Wait::Other, why.to_owned());
+        let (wait, waiting_for) = match waited_for(&status, &self.authority) {
+            Some(reason) if status.lacks_members => (Wait::Replicas, reason),
+            Some(reason) => (Wait::Other, reason),
+            None if shown.ending && up => other("the device is being taken away"),
+            None if shown.ending => other("what was written is being flushed"),
+            None if !status.open => other("the replicas are being asked for what they hold"),
+            None if is_unfinished(&status.chain) => other(UNFINISHED),
             None if shown.hidden => {
-                format!("{}: `longhornctl up {}` shows it again", EngineStatus::HIDDEN, self.volume)
+                (Wait::Shown, format!("it is hidden: `longhornctl up {}` shows it again", self.volume))
             }
-            None if !up => format!("the frontend {} is being made", shown.frontend),
-            None => String::new(),
+            None if !up => (Wait::Other, format!("the frontend {} is being made", shown.frontend)),
+            None => (Wait::Untold, String::new()),
         };
         let Endpoint { device, uri } = shown.endpoint.unwrap_or_default();
         EngineStatus {
@@ -111,6 +114,7 @@ impl EngineControl for Face {
             uri,
             generation: self.generation,
             waiting_for,
+            wait,
             ending: shown.ending,
             hidden: shown.hidden && !shown.ending,
             lacks_space: self.engine.stats().iter().any(|queue| queue.starved.load(Ordering::Relaxed)),

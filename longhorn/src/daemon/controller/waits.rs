@@ -77,6 +77,7 @@ mod tests {
             robustness: Robustness::Unknown,
             open: false,
             waiting_for: waiting_for.map(str::to_owned),
+            lacks_members: false,
             replicas: vec![
                 replica("r-1", false, Some("unix:/r/1.sock: No such file")),
                 replica("r-2", false, Some(&bad_key)),

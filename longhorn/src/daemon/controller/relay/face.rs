@@ -9,6 +9,7 @@ use control::engine::{
     SnapshotRequest,
 };
 use control::proto::ptypes;
+use control::proto::volume::Wait;
 use crossbeam_channel::Sender;
 use lh_block::Address;
 
@@ -41,6 +42,7 @@ impl EngineControl for Face {
             None if !up => format!("the frontend {frontend} is being made"),
             None => String::new(),
         };
+        let wait = if waiting_for.is_empty() { Wait::Untold } else { Wait::Other };
         let endpoint = endpoint.unwrap_or_default();
         EngineStatus {
             volume: self.volume.clone(),
@@ -50,6 +52,7 @@ impl EngineControl for Face {
             device: endpoint.device,
             uri: endpoint.uri,
             waiting_for,
+            wait,
             relay_from: Some(self.from.clone()),
             ..EngineStatus::default()
         }
