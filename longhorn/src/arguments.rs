@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use clap::builder::{PathBufValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use lh_block::{Address, NameError, Quorum};
+use serde::Serialize;
 
 use crate::tell::tell;
 
@@ -219,7 +220,8 @@ impl std::fmt::Display for Realtime {
 }
 
 /// Which reads are compared with checksums.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
 pub enum Checksum {
     /// None: only scrubs compare
     #[default]

@@ -178,12 +178,13 @@ impl Rebuilds {
 
 #[cfg(test)]
 mod tests {
+    use super::super::observe::Mode;
     use super::*;
 
     fn replica(rebuild: Option<(u64, u64)>) -> ReplicaView {
         ReplicaView {
             name: "demo-r-1".into(),
-            mode: "WO",
+            mode: Mode::Wo,
             path: "/r".into(),
             rebuild,
             ..ReplicaView::default()

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use control::host::{LockError, Root, VolumeRecord};
 
 use super::args::{DownArgs, Output};
-use super::observe::{VolumeView, has_processes, observe};
+use super::observe::{Attachment, Mode, Robustness, VolumeView, has_processes, observe};
 use super::output::print_json;
 use super::stop::{stop, wait_until_unused};
 use super::{Context, damaged, engine, interrupt, lock};
@@ -58,7 +58,8 @@ pub(super) async fn run(context: &Context, volume: &str, args: &DownArgs) -> Res
 
 /// Whoever breaks off a rebuild by this is told that it is not lost.
 fn tell_behind(view: &VolumeView) {
-    let (in_sync, behind): (Vec<_>, Vec<_>) = view.replicas.iter().partition(|replica| replica.mode == "RW");
+    let (in_sync, behind): (Vec<_>, Vec<_>) =
+        view.replicas.iter().partition(|replica| replica.mode == Mode::Rw);
     let names: Vec<&str> = behind.iter().map(|replica| replica.name.as_str()).collect();
     if !in_sync.is_empty() && !names.is_empty() {
         let are = if names.len() == 1 { "is" } else { "are" };
@@ -98,8 +99,8 @@ async fn without_record(context: &Context, volume: &str, progress: &mut Progress
     stop(context, &known, progress, || ()).await?;
     Ok(VolumeView {
         name: volume.to_owned(),
-        state: "detached",
-        robustness: "unknown",
+        state: Attachment::Detached,
+        robustness: Robustness::Unknown,
         remark: why,
         log_directory: root.logs(),
         ..VolumeView::default()

@@ -18,7 +18,7 @@ use tonic::transport::Channel;
 use super::Context;
 use super::args::Output;
 use super::manager::Manager;
-use super::observe::{ReplicaView, ask_engine, observe};
+use super::observe::{Attachment, Mode, ReplicaView, ask_engine, observe};
 use super::output::{counted, print, print_json};
 use super::remove::tell_left;
 use super::{beneath, delete, engine, interrupt, lock, place, room, start};
@@ -188,7 +188,7 @@ async fn note_who_has_learnt(root: &Root, record: &mut VolumeRecord) -> Result<(
         return Ok(());
     }
     let view = observe(root, record).await?;
-    let is_in_sync = |name: &String| view.replicas.iter().any(|r| r.name == *name && r.mode == "RW");
+    let is_in_sync = |name: &String| view.replicas.iter().any(|r| r.name == *name && r.mode == Mode::Rw);
     if let Some(learner) = record.replicas.iter().find(|r| r.learner && !is_in_sync(&r.name)) {
         bail!(
             "volume {0} takes another replica once {1} is in sync: with the quorum majority the first two come one after the other, see \
@@ -296,14 +296,14 @@ async fn wait_until_in_sync(
             bail!("replica {name} was taken out by another command");
         };
         match replica.mode {
-            "RW" => return Ok(()),
-            "WO" => {
+            Mode::Rw => return Ok(()),
+            Mode::Wo => {
                 heard_by = Instant::now() + START_PATIENCE;
                 if let Some((done, total)) = replica.rebuild {
                     progress.at(done, total);
                 }
             }
-            _ if view.state != "attached" => bail!(
+            _ if view.state != Attachment::Attached => bail!(
                 "volume {0} is {1}: the rebuild goes on when it is up, see `longhornctl status {0}`",
                 record.name,
                 view.state

@@ -1,6 +1,8 @@
 //! What a volume is like right now: its record, what its instance manager remembers of its processes, and what its
 //! engine says. Nothing is changed, and no manager need run.
 
+mod words;
+
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::PathBuf;
@@ -21,7 +23,9 @@ use tonic::transport::Channel;
 
 use super::only_replica;
 use super::room::more_space;
+use crate::arguments::Checksum;
 use crate::next_step;
+pub(super) use words::{Attachment, Mode, Robustness};
 
 /// How long an engine may take to say how it fares. It answers from memory.
 pub(super) const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
@@ -58,10 +62,10 @@ pub struct VolumeView {
     pub name: String,
     /// Bytes.
     pub size: u64,
-    /// "attached", "detached", "attaching" or "detaching".
-    pub state: &'static str,
-    /// "healthy", "degraded", "faulted" or "unknown".
-    pub robustness: &'static str,
+    /// Whether it is there to be used.
+    pub state: Attachment,
+    /// How many of its replicas it can do without.
+    pub robustness: Robustness,
     /// The frontend in use; of a stopped volume, the one asked for.
     pub frontend: String,
     /// The device if there is one, else the URI, else empty.
@@ -84,12 +88,12 @@ pub struct VolumeView {
     pub remark: String,
     /// Logical block of the device in bytes.
     pub block_size: u32,
-    /// "any", "majority" or "unsafe".
-    pub quorum: &'static str,
+    /// How many replicas have to agree.
+    pub quorum: Quorum,
     /// How long requests wait when no replica is left; 0 for ever.
     pub io_timeout_seconds: u64,
-    /// Which reads are compared with checksums: "snapshots" or "full".
-    pub checksum: &'static str,
+    /// Which reads are compared with checksums.
+    pub checksum: Checksum,
     /// Most snapshots, removed ones not counted.
     pub snapshot_max_count: u32,
     /// No snapshot once head and snapshots take more bytes; 0 for any.
@@ -103,8 +107,8 @@ pub struct VolumeView {
 pub struct ReplicaView {
     /// Its name.
     pub name: String,
-    /// "RW", "WO" or "ERR"; of a stopped volume, the last one known.
-    pub mode: &'static str,
+    /// What it does for the volume; of a stopped volume, the last one known.
+    pub mode: Mode,
     /// Where its engine reaches it.
     pub address: String,
     /// Its directory.
@@ -213,7 +217,7 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
         name_a_way_back(root, &record.name, &mut replicas);
     }
     let replicas_run = replicas.iter().any(|r| r.pid.is_some());
-    let state = if abandoned { "detached" } else { state_of(process, engine.as_ref()) };
+    let state = if abandoned { Attachment::Detached } else { state_of(process, engine.as_ref()) };
     let said = engine.as_ref().map(|e| &e.volume);
     let text = |field: fn(&ptypes::Volume) -> &String| said.map(field).filter(|t| !t.is_empty()).cloned();
     let issued = record.authority(root).highest_generation()?;
@@ -261,9 +265,9 @@ pub(super) async fn observe(root: &Root, record: &VolumeRecord) -> Result<Volume
         insecure,
         remark: next_step::complete(&in_one_sentence).into_owned(),
         block_size: record.block_size,
-        quorum: record.quorum.as_str(),
+        quorum: record.quorum,
         io_timeout_seconds: record.io_timeout_seconds,
-        checksum: if record.checksum_full { "full" } else { "snapshots" },
+        checksum: if record.checksum_full { Checksum::Full } else { Checksum::Snapshots },
         snapshot_max_count: record.snapshot_max_count,
         snapshot_max_size: record.snapshot_max_size,
         log_directory: root.logs(),
@@ -298,9 +302,10 @@ fn name_what_is_left(
 /// directory below the root is gone is made anew by itself.
 fn name_a_way_back(root: &Root, volume: &str, replicas: &mut [ReplicaView]) {
     let own = root.replicas();
-    let is_lost =
-        |r: &ReplicaView| r.has_given_up || r.mode != "RW" && !r.path.starts_with(&own) && !r.path.exists();
-    if !replicas.iter().any(|r| r.mode == "RW" && !is_lost(r)) {
+    let is_lost = |r: &ReplicaView| {
+        r.has_given_up || r.mode != Mode::Rw && !r.path.starts_with(&own) && !r.path.exists()
+    };
+    if !replicas.iter().any(|r| r.mode == Mode::Rw && !is_lost(r)) {
         return;
     }
     for replica in replicas.iter_mut().filter(|r| is_lost(r)) {
@@ -373,24 +378,24 @@ fn has_manager(root: &Root) -> bool {
     matches!(asked, Ok(()) | Err(Errno::AGAIN))
 }
 
-fn state_of(process: Option<&ProcessRecord>, engine: Option<&EngineView>) -> &'static str {
+fn state_of(process: Option<&ProcessRecord>, engine: Option<&EngineView>) -> Attachment {
     match (process.map(|p| p.state), engine) {
-        (Some(State::Stopped | State::Error), _) | (None, None) => "detached",
-        (Some(State::Stopping), _) => "detaching",
-        (_, Some(engine)) if engine.volume.ending => "detaching",
-        (_, Some(engine)) if engine.volume.frontend_state == "up" => "attached",
-        (Some(State::Starting | State::Running), _) | (None, Some(_)) => "attaching",
+        (Some(State::Stopped | State::Error), _) | (None, None) => Attachment::Detached,
+        (Some(State::Stopping), _) => Attachment::Detaching,
+        (_, Some(engine)) if engine.volume.ending => Attachment::Detaching,
+        (_, Some(engine)) if engine.volume.frontend_state == "up" => Attachment::Attached,
+        (Some(State::Starting | State::Running), _) | (None, Some(_)) => Attachment::Attaching,
     }
 }
 
-fn robustness(state: &str, engine_answers: bool, replicas: &[ReplicaView]) -> &'static str {
-    if state != "attached" || !engine_answers {
-        return "unknown";
+fn robustness(state: Attachment, engine_answers: bool, replicas: &[ReplicaView]) -> Robustness {
+    if state != Attachment::Attached || !engine_answers {
+        return Robustness::Unknown;
     }
-    match replicas.iter().filter(|r| r.mode == "RW").count() {
-        0 => "faulted",
-        n if n == replicas.len() => "healthy",
-        _ => "degraded",
+    match replicas.iter().filter(|r| r.mode == Mode::Rw).count() {
+        0 => Robustness::Faulted,
+        n if n == replicas.len() => Robustness::Healthy,
+        _ => Robustness::Degraded,
     }
 }
 
@@ -432,7 +437,7 @@ fn replica_view(
     (volume, record): (&VolumeRecord, &ReplicaRecord),
     said: Option<&ptypes::ControllerReplica>,
     process: Option<&ProcessRecord>,
-    last: &'static str,
+    last: Mode,
 ) -> ReplicaView {
     let remark = match (said, process) {
         // Why it ended says more than that the engine does not reach it.
@@ -451,7 +456,7 @@ fn replica_view(
     };
     ReplicaView {
         name: record.name.clone(),
-        mode: said.map_or(last, |r| r.mode().as_str_name()),
+        mode: said.map_or(last, |r| r.mode().into()),
         address: format!("unix:{}", root.data_socket(&record.name).display()),
         path: record.directory.clone(),
         pid: process.and_then(ProcessRecord::pid),
@@ -480,13 +485,13 @@ impl LastModes {
         Ok(Self { members })
     }
 
-    fn mode(&self, number: usize, replica: &ReplicaRecord) -> &'static str {
+    fn mode(&self, number: usize, replica: &ReplicaRecord) -> Mode {
         let in_sync = match &self.members {
             Some(members) => members.contains(&replica.name),
             // Never started: new ones are all empty, of imported ones the first counts.
             None => !replica.imported || number == 0,
         };
-        if in_sync { "RW" } else { "ERR" }
+        if in_sync { Mode::Rw } else { Mode::Err }
     }
 }
 

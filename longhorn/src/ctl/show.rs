@@ -6,8 +6,9 @@ use lh_block::{Generation, format_size};
 
 use super::Context;
 use super::args::Output;
-use super::observe::{VolumeView, is_for_this_host, observe};
+use super::observe::{Mode, Robustness, VolumeView, is_for_this_host, observe};
 use super::output::{print, print_json, print_table, table, table_with_prose};
+use crate::arguments::Checksum;
 use crate::sentence::sentence;
 use crate::tell::tell;
 
@@ -69,11 +70,11 @@ async fn observe_all(
 fn print_list(views: &[VolumeView]) -> Result<()> {
     let mut rows = table(&["NAME", "STATE", "ROBUSTNESS", "SIZE", "REPLICAS", "ENDPOINT"]);
     for view in views {
-        let serving = view.replicas.iter().filter(|r| r.mode == "RW").count();
+        let serving = view.replicas.iter().filter(|r| r.mode == Mode::Rw).count();
         rows.add_row([
             view.name.clone(),
-            view.state.to_owned(),
-            view.robustness.to_owned(),
+            view.state.to_string(),
+            view.robustness.to_string(),
             format_size(view.size),
             format!("{serving}/{}", view.replicas.len()),
             view.endpoint.clone(),
@@ -94,7 +95,7 @@ pub(super) async fn status(context: &Context, volume: &str) -> Result<()> {
 /// The volume without its replicas, as lines.
 pub(super) fn describe(view: &VolumeView) -> String {
     let mut text = format!("{}: {}", view.name, view.state);
-    if view.robustness != "unknown" {
+    if view.robustness != Robustness::Unknown {
         text += &format!(", {}", view.robustness);
     }
     text += "\n";
@@ -132,8 +133,8 @@ fn options(view: &VolumeView) -> String {
     if view.block_size != 512 {
         option("block-size", view.block_size.to_string());
     }
-    if view.checksum != "snapshots" {
-        option("checksum", view.checksum.to_owned());
+    if view.checksum != Checksum::Snapshots {
+        option("checksum", view.checksum.to_string());
     }
     if view.snapshot_max_count != control::host::SNAPSHOT_COUNT {
         option("snapshot-max-count", view.snapshot_max_count.to_string());
@@ -157,7 +158,7 @@ pub(super) fn print_replicas(view: &VolumeView) -> Result<()> {
     for replica in &view.replicas {
         rows.add_row([
             replica.name.clone(),
-            replica.mode.to_owned(),
+            replica.mode.to_string(),
             replica.pid.map_or("-".to_owned(), |pid| pid.to_string()),
             replica.path.display().to_string(),
             replica.remark.clone(),
@@ -174,7 +175,7 @@ mod tests {
     use control::host::engine_name;
     use control::manager::ProcessId;
 
-    use super::super::observe::ANSWER_PATIENCE;
+    use super::super::observe::{ANSWER_PATIENCE, Attachment};
     use super::*;
 
     /// Engines that hang: they are there, and say nothing.
@@ -200,22 +201,20 @@ mod tests {
             observe_all(&root, records).await.unwrap().into_iter().map(Result::unwrap).collect();
         let took = begun.elapsed();
         assert_eq!(views.iter().map(|v| v.name.as_str()).collect::<Vec<_>>(), ["a", "b", "c", "d", "e"]);
-        assert!(views.iter().all(|v| v.state == "attaching" && !v.remark.is_empty()), "{views:#?}");
+        assert!(views.iter().all(|v| v.state == Attachment::Attaching && !v.remark.is_empty()), "{views:#?}");
         assert!(took >= ANSWER_PATIENCE && took < ANSWER_PATIENCE * 4, "{took:?}");
     }
 
     #[test]
     fn options_are_told_as_up_takes_them() {
         let mut view = VolumeView {
-            quorum: "any",
             io_timeout_seconds: 300,
             block_size: 512,
-            checksum: "snapshots",
             snapshot_max_count: control::host::SNAPSHOT_COUNT,
             ..VolumeView::default()
         };
         assert_eq!(options(&view), "--quorum any --io-timeout 300");
-        (view.block_size, view.checksum) = (4096, "full");
+        (view.block_size, view.checksum) = (4096, Checksum::Full);
         (view.snapshot_max_count, view.snapshot_max_size) = (7, 1 << 30);
         assert_eq!(
             options(&view),

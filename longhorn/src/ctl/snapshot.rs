@@ -16,7 +16,7 @@ use replica::store::{OpenError, survey};
 
 use super::args::{ImageFormat, Output};
 use super::engine::{answer, reach, with_engine};
-use super::observe::{ReplicaView, VolumeView, has_processes, observe};
+use super::observe::{Mode, ReplicaView, VolumeView, has_processes, observe};
 use super::output::{print, print_json, table, table_text};
 use super::replica::write_out;
 use super::snapshot_view::{SnapshotView, views};
@@ -244,7 +244,7 @@ async fn layers(context: &Context, record: &VolumeRecord) -> Result<Vec<Layer>> 
         return Ok(chain);
     }
     let view = observe(&context.root, record).await?;
-    for replica in view.replicas.iter().filter(|r| r.mode == "RW" && r.pid.is_some()) {
+    for replica in view.replicas.iter().filter(|r| r.mode == Mode::Rw && r.pid.is_some()) {
         if let Some(chain) = ask_replica(&context.root, &replica.name).await {
             return Ok(chain);
         }
@@ -269,7 +269,7 @@ pub(super) fn directory_in_sync(root: &Root, record: &VolumeRecord, view: &Volum
         };
         own.zip(counts.as_ref()).is_some_and(|(own, counts)| own.order() < counts.order())
     };
-    let in_sync = || view.replicas.iter().filter(|r| r.mode == "RW");
+    let in_sync = || view.replicas.iter().filter(|r| r.mode == Mode::Rw);
     if let Some(replica) = in_sync().find(|r| r.path.exists() && !is_older(r)) {
         return Ok(replica.path.clone());
     }

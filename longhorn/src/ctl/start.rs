@@ -14,7 +14,7 @@ use lh_block::{Address, Generation};
 use replica::store::OpenError;
 
 use super::manager::Manager;
-use super::observe::{VolumeView, ask_engine, connect_engine, observe};
+use super::observe::{Attachment, Robustness, VolumeView, ask_engine, connect_engine, observe};
 use super::only_replica::advice;
 use super::{adopt, lock};
 use crate::arguments::{Checksum, Frontend};
@@ -279,7 +279,7 @@ pub(super) async fn wait_until_usable(
                 if is_usable(&view) {
                     return Ok(view);
                 }
-                is_faulted = view.robustness == "faulted";
+                is_faulted = view.robustness == Robustness::Faulted;
             }
             remark = answer.volume.waiting_for;
             if remark.is_empty() && is_faulted {
@@ -337,12 +337,13 @@ async fn show_again(root: &Root, record: &VolumeRecord, hidden: &ptypes::Volume)
 
 /// True if whoever is told of the volume can use it: its replicas may have died, and not be there again yet.
 fn is_usable(view: &VolumeView) -> bool {
-    is_shown(view) && view.robustness != "faulted"
+    is_shown(view) && view.robustness != Robustness::Faulted
 }
 
 /// True if the volume is where it is to be. The engine may have ended, or may not have answered, since it said so.
 pub(super) fn is_shown(view: &VolumeView) -> bool {
-    view.state == "attached" && (!view.endpoint.is_empty() || view.frontend == Frontend::None.as_str())
+    view.state == Attachment::Attached
+        && (!view.endpoint.is_empty() || view.frontend == Frontend::None.as_str())
 }
 
 pub(super) fn frontend_of(name: &str) -> Result<Frontend> {
@@ -362,13 +363,16 @@ mod tests {
             frontend: frontend.to_owned(),
             ..VolumeView::default()
         };
-        assert!(is_usable(&view("attached", "/dev/longhorn/demo", "nbd")));
-        assert!(is_usable(&view("attached", "", "none")));
+        assert!(is_usable(&view(Attachment::Attached, "/dev/longhorn/demo", "nbd")));
+        assert!(is_usable(&view(Attachment::Attached, "", "none")));
         // Asked once more the engine has ended, or says nothing.
-        assert!(!is_usable(&view("attached", "", "nbd")));
-        assert!(!is_usable(&view("attaching", "", "none")));
-        assert!(!is_usable(&view("detaching", "/dev/longhorn/demo", "nbd")));
-        let faulted = VolumeView { robustness: "faulted", ..view("attached", "/dev/longhorn/demo", "nbd") };
+        assert!(!is_usable(&view(Attachment::Attached, "", "nbd")));
+        assert!(!is_usable(&view(Attachment::Attaching, "", "none")));
+        assert!(!is_usable(&view(Attachment::Detaching, "/dev/longhorn/demo", "nbd")));
+        let faulted = VolumeView {
+            robustness: Robustness::Faulted,
+            ..view(Attachment::Attached, "/dev/longhorn/demo", "nbd")
+        };
         assert!(is_shown(&faulted) && !is_usable(&faulted));
     }
 

@@ -12,7 +12,7 @@ use serde::Serialize;
 use tokio::process::Command;
 
 use super::args::Output as Form;
-use super::observe::observe;
+use super::observe::{Attachment, observe};
 use super::output::{print, print_json};
 use super::{Context, interrupt};
 use crate::mounts::mount_of;
@@ -53,7 +53,7 @@ async fn on_this_host(context: &Context, record: &VolumeRecord) -> Result<()> {
     let volume = &record.name;
     let view = observe(&context.root, record).await?;
     let Some(device) = view.device else {
-        if view.state == "detached" {
+        if view.state == Attachment::Detached {
             bail!("volume {volume} is not up: start it first with `longhornctl up {volume}`");
         }
         bail!(

@@ -18,7 +18,7 @@ use super::args::{Output, UpArgs};
 use super::device::{self, Users};
 use super::interrupt::written_size;
 use super::manager::Manager;
-use super::observe::{VolumeView, ask_engine, connect_engine, is_for_this_host};
+use super::observe::{Robustness, VolumeView, ask_engine, connect_engine, is_for_this_host};
 use super::output::{counted, exact_size, print, print_json};
 use super::start::{frontend_of, start, wait_until_usable};
 use super::{delete, engine, grown, interrupt, lock, room, stop};
@@ -309,7 +309,7 @@ pub(super) fn announce(context: &Context, view: &VolumeView, is_new: bool) -> Re
     let size = format_size(view.size);
     let replicas = counted(view.replicas.len(), "replica");
     tell!("{} is up: {size}, {replicas}, {}", view.name, view.robustness);
-    if view.robustness != "healthy" {
+    if view.robustness != Robustness::Healthy {
         tell!("`longhornctl status {}` says why it is {}", view.name, view.robustness);
     }
     if !view.endpoint.is_empty() {
@@ -342,6 +342,7 @@ fn what_next(view: &VolumeView, is_new: bool) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::observe::Attachment;
     use super::*;
     use crate::arguments::listen_address;
 
@@ -378,8 +379,8 @@ mod tests {
         let mut view = VolumeView {
             name: "demo".into(),
             size: 1 << 30,
-            state: "attached",
-            robustness: "healthy",
+            state: Attachment::Attached,
+            robustness: Robustness::Healthy,
             frontend: "ublk".into(),
             endpoint: "/dev/longhorn/demo".into(),
             device: Some("/dev/longhorn/demo".into()),

@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::Context;
 use super::activity::{ActivityView, RebuildView, Rebuilds, RequestsView, ask_activity};
 use super::args::Output;
-use super::observe::{VolumeView, observe};
+use super::observe::{Robustness, VolumeView, observe};
 use super::output::{print, print_json_line, table, table_text};
 use super::show::describe;
 
@@ -132,7 +132,7 @@ fn replicas_table(moment: &Moment) -> String {
     let mut rows = page_table(&["REPLICA", "MODE", "READS", "MiB/s", "P99", "WRITES", "MiB/s", "P99"]);
     let activity = |name: &str| moment.activity.iter().flat_map(|a| &a.replicas).find(|a| a.name == name);
     for replica in &moment.volume.replicas {
-        let mut row = vec![replica.name.clone(), replica.mode.to_owned()];
+        let mut row = vec![replica.name.clone(), replica.mode.to_string()];
         let (reads, writes) = activity(&replica.name).map(|a| (a.reads, a.writes)).unwrap_or_default();
         for r in [reads, writes] {
             row.extend([r.iops.to_string(), mib_text(r.bytes_per_second), time_text(r.p99)]);
@@ -166,7 +166,7 @@ fn page_table(columns: &[&str]) -> Table {
 fn line(moment: &Moment, since: Duration) -> String {
     let view = &moment.volume;
     let mut text = format!("{:>5} s  {} {}", since.as_secs(), view.name, view.state);
-    if view.robustness != "unknown" {
+    if view.robustness != Robustness::Unknown {
         text += &format!(" {}", view.robustness);
     }
     if let Some(activity) = &moment.activity {
@@ -233,13 +233,13 @@ fn time_text(ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::activity::ReplicaActivityView;
-    use super::super::observe::ReplicaView;
+    use super::super::observe::{Attachment, Mode, ReplicaView};
     use super::*;
 
     fn moment(iops: u64) -> Moment {
         let replica = ReplicaView {
             name: "demo-r-1".into(),
-            mode: "WO",
+            mode: Mode::Wo,
             address: "unix:/r/1.sock".into(),
             path: "/r/demo-1".into(),
             pid: Some(3),
@@ -250,8 +250,8 @@ mod tests {
         let volume = VolumeView {
             name: "demo".into(),
             size: 1 << 30,
-            state: "attached",
-            robustness: "degraded",
+            state: Attachment::Attached,
+            robustness: Robustness::Degraded,
             frontend: "nbd-server".into(),
             endpoint: "nbd+unix:///demo".into(),
             device: None,
@@ -354,7 +354,7 @@ mod tests {
         assert!(!idle.is_no_news(&busy), "that it has become quiet is news");
         assert!(idle.is_no_news(&idle));
         let mut healthy = idle.clone();
-        healthy.volume.robustness = "healthy";
+        healthy.volume.robustness = Robustness::Healthy;
         assert!(!healthy.is_no_news(&idle));
     }
 

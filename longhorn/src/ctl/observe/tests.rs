@@ -31,7 +31,7 @@ async fn a_manager_with_whom_too_many_wait_is_there_and_is_not_waited_for() {
     assert!(refused.contains("does not answer") && refused.contains("is killed"), "{refused}");
 }
 
-fn replica(mode: &'static str) -> ReplicaView {
+fn replica(mode: Mode) -> ReplicaView {
     ReplicaView {
         name: "demo-r-1".into(),
         mode,
@@ -44,8 +44,9 @@ fn replica(mode: &'static str) -> ReplicaView {
 
 #[test]
 fn how_far_a_rebuild_is_is_told_in_bytes() {
-    let told =
-        |rebuild| serde_json::to_value(ReplicaView { rebuild, ..replica("WO") }).unwrap()["rebuild"].clone();
+    let told = |rebuild| {
+        serde_json::to_value(ReplicaView { rebuild, ..replica(Mode::Wo) }).unwrap()["rebuild"].clone()
+    };
     assert_eq!(told(Some((1, 4))), serde_json::json!({"done": 1, "total": 4}));
     assert_eq!(told(None), serde_json::Value::Null);
 }
@@ -57,24 +58,24 @@ fn of_a_replica_that_has_given_up_the_way_back_is_told_where_there_is_one() {
         remark: "volume.meta is not JSON".into(),
         has_given_up: true,
         path: "/".into(),
-        ..replica("ERR")
+        ..replica(Mode::Err)
     };
-    let mut beside_another = [gone(), replica("RW")];
+    let mut beside_another = [gone(), replica(Mode::Rw)];
     name_a_way_back(&root, "demo", &mut beside_another);
     let said = &beside_another[0].remark;
     assert!(said.starts_with("volume.meta is not JSON. `longhornctl replica rm demo demo-r-1`"), "{said}");
     assert!(said.contains("`longhornctl replica add demo`") && beside_another[1].remark.is_empty(), "{said}");
-    let mut missing = [replica("ERR"), replica("RW")];
+    let mut missing = [replica(Mode::Err), replica(Mode::Rw)];
     name_a_way_back(&root, "demo", &mut missing);
     let said = &missing[0].remark;
     assert!(said.contains("/r/replicas/demo-1 is not there: mount its disk"), "{said}");
     assert!(missing[1].remark.is_empty(), "one that serves has its files, whatever their names are");
-    let own = || ReplicaView { path: root.replica("demo", "1"), ..replica("ERR") };
-    let mut comes_back = [own(), replica("RW")];
+    let own = || ReplicaView { path: root.replica("demo", "1"), ..replica(Mode::Err) };
+    let mut comes_back = [own(), replica(Mode::Rw)];
     name_a_way_back(&root, "demo", &mut comes_back);
     assert_eq!(comes_back[0].remark, "");
     // Nobody is told to delete the last copy.
-    let mut alone = [gone(), replica("ERR")];
+    let mut alone = [gone(), replica(Mode::Err)];
     name_a_way_back(&root, "demo", &mut alone);
     assert_eq!(alone[0].remark, "volume.meta is not JSON");
 }
@@ -112,37 +113,37 @@ fn the_modes_of_a_stopped_volume_are_what_its_replicas_tell_where_no_authority_d
             let last = LastModes::of(&root, record, is_stopped).unwrap();
             record.replicas.iter().enumerate().map(|(n, r)| last.mode(n, r)).collect::<Vec<_>>()
         };
-        assert_eq!(modes(&record, true), ["ERR", "RW", "RW"], "{quorum}");
+        assert_eq!(modes(&record, true), [Mode::Err, Mode::Rw, Mode::Rw], "{quorum}");
         // What an engine that does not answer has for members its replicas do not tell.
-        assert_eq!(modes(&record, false), ["ERR"; 3], "{quorum}");
+        assert_eq!(modes(&record, false), [Mode::Err; 3], "{quorum}");
         // The directories are another volume's until it starts.
         let mut other = record.clone();
         for (number, replica) in other.replicas.iter_mut().enumerate() {
             (replica.name, replica.imported) = (format!("other-r-{number}"), true);
         }
-        assert_eq!(modes(&other, true), ["RW", "ERR", "ERR"], "{quorum}");
+        assert_eq!(modes(&other, true), [Mode::Rw, Mode::Err, Mode::Err], "{quorum}");
         for replica in &record.replicas[1..] {
             std::fs::rename(&replica.directory, replica.directory.with_extension("away")).unwrap();
         }
         // A newer epoch may be where nobody can look.
-        let told = if quorum == Quorum::Majority { ["ERR"; 3] } else { ["RW", "ERR", "ERR"] };
+        let told = if quorum == Quorum::Majority { [Mode::Err; 3] } else { [Mode::Rw, Mode::Err, Mode::Err] };
         assert_eq!(modes(&record, true), told, "{quorum}");
         std::fs::rename(&record.replicas[0].directory, root.replicas().join("away")).unwrap();
-        assert_eq!(modes(&record, true), ["RW"; 3], "{quorum}: as before the first start");
+        assert_eq!(modes(&record, true), [Mode::Rw; 3], "{quorum}: as before the first start");
     }
 }
 
 #[test]
 fn robustness_counts_those_that_can_serve() {
-    let of = |modes: &[&'static str]| {
-        let replicas: Vec<_> = modes.iter().map(|m| replica(m)).collect();
-        robustness("attached", true, &replicas)
+    let of = |modes: &[Mode]| {
+        let replicas: Vec<_> = modes.iter().map(|m| replica(*m)).collect();
+        robustness(Attachment::Attached, true, &replicas)
     };
-    assert_eq!(of(&["RW", "RW", "RW"]), "healthy");
-    assert_eq!(of(&["RW", "WO", "RW"]), "degraded");
-    assert_eq!(of(&["ERR", "WO"]), "faulted");
-    assert_eq!(robustness("detached", false, &[replica("RW")]), "unknown");
-    assert_eq!(robustness("attaching", true, &[replica("ERR")]), "unknown");
+    assert_eq!(of(&[Mode::Rw, Mode::Rw, Mode::Rw]), Robustness::Healthy);
+    assert_eq!(of(&[Mode::Rw, Mode::Wo, Mode::Rw]), Robustness::Degraded);
+    assert_eq!(of(&[Mode::Err, Mode::Wo]), Robustness::Faulted);
+    assert_eq!(robustness(Attachment::Detached, false, &[replica(Mode::Rw)]), Robustness::Unknown);
+    assert_eq!(robustness(Attachment::Attaching, true, &[replica(Mode::Err)]), Robustness::Unknown);
 }
 
 #[test]
@@ -207,7 +208,7 @@ async fn of_a_volume_whose_processes_were_all_killed_the_way_back_is_told() {
         "process":{"pid":1,"start_time":0,"boot":"another"}}"#;
     std::fs::write(root.process("demo-e-0"), left).unwrap();
     let view = observe(&root, &record).await.unwrap();
-    assert_eq!((view.state, view.engine_pid, view.generation), ("detached", None, (1 << 32) + 3));
+    assert_eq!((view.state, view.engine_pid, view.generation), (Attachment::Detached, None, (1 << 32) + 3));
     assert!(view.remark.contains("longhornctl up demo"), "{}", view.remark);
     assert!(has_processes(&root, &record).unwrap());
 }
@@ -233,8 +234,8 @@ async fn a_stopped_volume_is_told_from_its_record_alone() {
     };
     authority.store_epoch(None, &epoch).unwrap();
     let view = observe(&root, &record).await.unwrap();
-    assert_eq!((view.state, view.robustness), ("detached", "unknown"));
-    assert_eq!(view.replicas.iter().map(|r| r.mode).collect::<Vec<_>>(), ["ERR", "RW"]);
+    assert_eq!((view.state, view.robustness), (Attachment::Detached, Robustness::Unknown));
+    assert_eq!(view.replicas.iter().map(|r| r.mode).collect::<Vec<_>>(), [Mode::Err, Mode::Rw]);
     assert!(view.replicas.iter().all(|r| r.pid.is_none()) && view.engine_pid.is_none());
     assert_eq!(view.generation, 1 << 32);
     assert!(!has_processes(&root, &record).unwrap());
