@@ -14,6 +14,7 @@ mod key;
 mod live;
 mod lock;
 mod mark;
+mod places;
 mod record;
 mod root;
 
@@ -27,8 +28,9 @@ pub use key::{MapKey, read_key};
 pub(crate) use live::is_at;
 pub use live::{LiveDirs, LiveError, LiveLock};
 pub use lock::{LockError, VolumeLock};
+pub use places::{DEVICES, RUN};
 pub use record::{
-    RecordError, ReplicaRecord, SNAPSHOT_COUNT, VolumeRecord, VolumeState, engine_name, new_replica_suffix,
-    replica_name,
+    IO_TIMEOUT_SECONDS, RecordError, ReplicaRecord, SNAPSHOT_COUNT, VolumeRecord, VolumeState, engine_name,
+    new_replica_suffix, replica_name,
 };
 pub use root::{Root, RootError, control_socket_beside, make_socket_directory, unfinished_copy};

@@ -1,12 +1,11 @@
 //! What an orchestrator wants to do with a volume, and how large it should be.
 
+use lh_cluster::api::VOLUME_PIECE;
+
 use crate::Refused;
 use crate::proto::csi::volume_capability::access_mode::Mode;
 use crate::proto::csi::volume_capability::{AccessType, MountVolume};
 use crate::proto::csi::{CapacityRange, VolumeCapability};
-
-/// A volume has whole pieces of this many bytes, as Longhorn's.
-const PIECE: u64 = 2 << 20;
 
 /// Smallest volume, in bytes.
 const SMALLEST: u64 = 10 << 20;
@@ -98,7 +97,7 @@ const fn least(xfs: bool) -> u64 {
 
 /// The largest volume that so many bytes are room for, of those that can be asked for ([`size`]); 0: none.
 pub(crate) const fn largest(room: u64, xfs: bool) -> u64 {
-    let whole = room - room % PIECE;
+    let whole = room - room % VOLUME_PIECE;
     if whole < least(xfs) { 0 } else { whole }
 }
 
@@ -116,12 +115,12 @@ pub(crate) fn size(range: Option<CapacityRange>, xfs: bool) -> Result<u64, Refus
         )));
     }
     let least = least(xfs);
-    let size = required.max(least).checked_next_multiple_of(PIECE);
+    let size = required.max(least).checked_next_multiple_of(VOLUME_PIECE);
     let size = size.filter(|size| i64::try_from(*size).is_ok());
     let Some(size) = size else { return Err(Refused::Range(format!("{required} bytes are too many"))) };
     if limit > 0 && size > limit {
         return Err(Refused::Range(format!(
-            "a volume has whole pieces of {PIECE} bytes and at least {least}: the limit {limit} leaves none of {required} bytes"
+            "a volume has whole pieces of {VOLUME_PIECE} bytes and at least {least}: the limit {limit} leaves none of {required} bytes"
         )));
     }
     Ok(size)

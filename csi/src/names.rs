@@ -1,19 +1,17 @@
 //! Names: of a volume and a snapshot in the cluster for the names that an orchestrator gives, and the handles that it gets.
 //!
 //! An orchestrator names with up to 128 characters of any kind; here a volume's name is part of resource names, directories
-//! and sockets, and has at most 40. A name that fits is kept; any other is shortened and told apart by a checksum. Whoever
+//! and sockets, and has at most [`NAME_MAX`]. A name that fits is kept; any other is shortened and told apart by a checksum. Whoever
 //! makes the resource keeps the full name in [`GIVEN_NAME`], so that two names are never taken for one.
 
 use std::fmt;
 use std::fmt::Write as _;
 
+use lh_cluster::api::NAME_MAX;
 use lh_cluster::plan::snapshot::is_own_name;
 use sha2::{Digest, Sha256};
 
 use crate::Refused;
-
-/// Longest name of a volume or a snapshot, in bytes.
-const LONGEST: usize = 40;
 
 /// Hex digits that tell shortened names apart.
 const DIGITS: usize = 12;
@@ -27,7 +25,7 @@ pub fn resource_name(given: &str) -> String {
         return given.to_owned();
     }
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
-    let mut name: String = given.chars().take(LONGEST - DIGITS - 1).map(plain).collect();
+    let mut name: String = given.chars().take(NAME_MAX - DIGITS - 1).map(plain).collect();
     if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) {
         name.replace_range(..1.min(name.len()), "v");
     }
@@ -46,7 +44,7 @@ pub fn snapshot_name(given: &str) -> String {
 fn fits(name: &str) -> bool {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let ends = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-    name.len() <= LONGEST && name.chars().all(inner) && name.starts_with(ends) && name.ends_with(ends)
+    name.len() <= NAME_MAX && name.chars().all(inner) && name.starts_with(ends) && name.ends_with(ends)
 }
 
 /// SHA-256 of words one after the other, as hex digits.

@@ -2,10 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+pub(crate) use control::host::DEVICES;
+use control::host::RUN;
 use iscsi_frontend::IQN_PREFIX;
-
-/// Where volumes are shown as devices.
-pub(crate) const DEVICES: &str = "/dev/longhorn";
 
 /// A volume's device.
 pub(crate) fn device_of(volume: &str) -> PathBuf {
@@ -29,5 +28,5 @@ pub(crate) fn target_name(volume: &str) -> String {
 
 /// Where a volume's keeper listens.
 pub(crate) fn keeper_socket(volume: &str) -> PathBuf {
-    Path::new("/run/longhorn").join(format!("{volume}.fuse.sock"))
+    Path::new(RUN).join(format!("{volume}.fuse.sock"))
 }

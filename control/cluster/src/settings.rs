@@ -10,6 +10,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use control::host::SNAPSHOT_COUNT;
 use control::logging::{self, Level};
 use lh_block::REPLICAS_MAX;
 use serde_json::Value;
@@ -142,7 +143,7 @@ pub const DEFINITIONS: &[Definition] = &[
     stored("rwx-volume-fast-failover", "false", Form::Bool, "shared file systems (RWX) are not built yet"),
     stored("snapshot-data-integrity", "fast-check", INTEGRITY, NO_CHECKSUMS),
     stored("snapshot-data-integrity-cronjob", "0 0 */7 * *", Form::Text, NO_CHECKSUMS),
-    acts("snapshot-max-count", "250", Form::Number(2, 250)),
+    acts("snapshot-max-count", "250", Form::Number(2, SNAPSHOT_COUNT as u64)),
     acts("storage-minimal-available-percentage", "25", Form::Number(0, 100)),
     acts("storage-over-provisioning-percentage", "100", Form::Number(0, 1_000_000)),
     acts("storage-reserved-percentage-for-default-disk", "30", Form::Number(0, 100)),

@@ -64,7 +64,7 @@ pub struct LiveDirs {
 
 impl Default for LiveDirs {
     fn default() -> Self {
-        Self { run: PathBuf::from("/run/longhorn") }
+        Self { run: PathBuf::from(super::RUN) }
     }
 }
 

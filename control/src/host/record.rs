@@ -34,7 +34,11 @@ pub enum VolumeState {
     Cloning,
 }
 
-/// The limit for snapshots where nobody gives another, and the largest one: as many as the format holds.
+/// How long requests wait for a replica where nobody says otherwise, in seconds (`docs/devices.md`).
+pub const IO_TIMEOUT_SECONDS: u64 = 300;
+
+/// The largest limit for the number of snapshots, and the one where nobody gives another. It is Longhorn's, where the head counts with
+/// them; beside the head a chain holds one less ([`lh_block::SNAPSHOTS_MAX`]), whatever the limit.
 pub const SNAPSHOT_COUNT: u32 = lh_block::LAYERS_MAX as u32;
 
 const fn snapshot_count() -> u32 {
@@ -202,7 +206,7 @@ impl VolumeRecord {
             quorum: Quorum::Any,
             frontend: "auto".to_owned(),
             listen: None,
-            io_timeout_seconds: 300,
+            io_timeout_seconds: IO_TIMEOUT_SECONDS,
             snapshot_max_count: SNAPSHOT_COUNT,
             snapshot_max_size: 0,
             checksum_full: false,

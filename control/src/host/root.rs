@@ -8,13 +8,18 @@ use nix::unistd::{AccessFlags, access};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
+use super::RUN;
 use super::durable::create_dir_durably;
 
 /// Longest path of a unix socket in bytes: `sun_path` has 108 with the final NUL (`unix(7)`).
 const SOCKET_PATH_MAX: usize = 107;
 
-/// Sockets whose path below the root would be too long lie here under a name made from that path.
-const SHORT_SOCKETS: &str = "/run/longhorn/sockets";
+/// Sockets whose path below the root would be too long lie here, below [`RUN`], under a name made from that path.
+const SHORT_SOCKETS: &str = "sockets";
+
+fn short_sockets() -> PathBuf {
+    Path::new(RUN).join(SHORT_SOCKETS)
+}
 
 /// What is said of a root that cannot be named in text.
 const NOT_UTF8: &str =
@@ -291,7 +296,7 @@ fn short_enough(path: PathBuf) -> PathBuf {
     }
     let digest = Sha256::digest(path.as_os_str().as_encoded_bytes());
     let name: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    Path::new(SHORT_SOCKETS).join(format!("{name}.sock"))
+    short_sockets().join(format!("{name}.sock"))
 }
 
 /// Makes the directory of a socket that is to be bound, if it is the one of those whose paths below their root are too long. It is
@@ -301,7 +306,7 @@ fn short_enough(path: PathBuf) -> PathBuf {
 /// It cannot be made.
 pub fn make_socket_directory(socket: &Path) -> io::Result<()> {
     match socket.parent() {
-        Some(directory) if directory == Path::new(SHORT_SOCKETS) => create_dir_durably(directory),
+        Some(directory) if directory == short_sockets() => create_dir_durably(directory),
         _ => Ok(()),
     }
 }
@@ -401,7 +406,7 @@ mod tests {
         if nix::unistd::geteuid().is_root() {
             let deep = Root::at(&dir.path().join("deep/".repeat(40))).unwrap();
             make_socket_directory(&deep.data_socket("demo-r-0a1b2c3d")).unwrap();
-            assert!(Path::new(SHORT_SOCKETS).is_dir());
+            assert!(short_sockets().is_dir());
         }
     }
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use control::host::SNAPSHOT_COUNT;
 use lh_block::{NameError, Quorum, REPLICAS_MAX};
 use serde::Serialize;
 
@@ -258,7 +259,7 @@ pub(super) struct UpArgs {
     pub io_timeout: Option<u64>,
     /// Most snapshots, removed ones not counted, 1 to 250, of which a chain holds 249 beside the head; may change while it is up
     /// [default: 250]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=250), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(SNAPSHOT_COUNT)), allow_negative_numbers = true)]
     pub snapshot_max_count: Option<u32>,
     /// No snapshot once head and snapshots take more; 0 for any; may change while it is up [default: 0]
     #[arg(long, value_parser = size_or_none, value_name = "SIZE", allow_negative_numbers = true)]

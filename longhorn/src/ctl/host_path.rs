@@ -1,5 +1,7 @@
 //! Directories of nodes that pods are given, as the command line names them.
 
+use control::host::RUN;
+
 /// Where the pods' own programs and the kernel's file systems are, and what else is mounted there: a directory of the node in such a place,
 /// or above it, would hide that.
 const OWN: &[&str] = &[
@@ -11,7 +13,7 @@ const OWN: &[&str] = &[
     "/lib",
     "/lib64",
     "/proc",
-    "/run/longhorn",
+    RUN,
     "/sbin",
     "/sys",
     "/tmp",

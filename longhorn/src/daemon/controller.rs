@@ -20,7 +20,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use control::host::{Root, VolumeRecord, engine_name};
+use control::host::{IO_TIMEOUT_SECONDS, Root, SNAPSHOT_COUNT, VolumeRecord, engine_name};
 use datapath::message::QUEUES_MAX;
 use lh_block::{Address, Quorum};
 
@@ -79,11 +79,11 @@ pub struct ControllerArgs {
     #[arg(long, value_parser = quorum(), default_value_t = Quorum::Any)]
     pub quorum: Quorum,
     /// How long requests wait for a replica, in seconds; 0 for ever
-    #[arg(long, default_value_t = 300, value_parser = seconds, value_name = "SECONDS")]
+    #[arg(long, default_value_t = IO_TIMEOUT_SECONDS, value_parser = seconds, value_name = "SECONDS")]
     pub io_timeout: u64,
     /// Most snapshots, removed ones not counted
-    #[arg(long, default_value_t = control::host::SNAPSHOT_COUNT, value_name = "N",
-        value_parser = clap::value_parser!(u32).range(1..=control::host::SNAPSHOT_COUNT.into()))]
+    #[arg(long, default_value_t = SNAPSHOT_COUNT, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=SNAPSHOT_COUNT.into()))]
     pub snapshot_max_count: u32,
     /// Most bytes of all snapshots together; 0: any
     #[arg(long, default_value_t = 0, value_parser = size_or_none, value_name = "SIZE")]

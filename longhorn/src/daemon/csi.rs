@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Result;
-use control::host::MapKey;
+use control::host::{DEVICES, MapKey};
 use csi::{Holder, Options, Page, ReadSnapshots, SnapshotMap, run_here};
 use lh_cluster::api::NAMESPACE;
 
@@ -28,7 +28,7 @@ pub(super) struct CsiArgs {
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(i64).range(0..), value_name = "COUNT")]
     max_volumes_per_node: i64,
     /// Where engines put their devices
-    #[arg(long, default_value = "/dev/longhorn", value_name = "DIR")]
+    #[arg(long, default_value = DEVICES, value_name = "DIR")]
     devices: PathBuf,
     /// The registry of the node's kubelet, usually /var/lib/kubelet/plugins_registry; without it no kubelet is told
     #[arg(long, value_name = "DIR")]

@@ -9,13 +9,14 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use control::host::RUN;
 use nix::errno::Errno;
 use replica::serve::ServeError;
 use replica::store::{OpenError, forget_power};
 
 /// Where the note of the replica of that name lies.
 pub(crate) fn note(replica: &str) -> PathBuf {
-    Path::new("/run/longhorn").join(format!("{replica}.failed"))
+    Path::new(RUN).join(format!("{replica}.failed"))
 }
 
 /// The replica ends for this. If its disk has failed that is noted.

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use control::host::RUN;
 use lh_cluster::agent::PATIENCE;
 use lh_ring::sys;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -326,7 +327,7 @@ fn thaw_at(mount_point: &Path) -> io::Result<()> {
 }
 
 fn note(volume: &str) -> PathBuf {
-    Path::new("/run/longhorn").join(format!("{volume}.frozen"))
+    Path::new(RUN).join(format!("{volume}.frozen"))
 }
 
 #[cfg(test)]

@@ -5,19 +5,18 @@ use std::collections::BTreeMap;
 use kube::ResourceExt;
 
 use super::{Change, Facts, NO_JOBS, Verdict};
-use crate::api::{DataLocality, Int64Text, SnapshotIntegrity, Volume, VolumeSpec, VolumeState};
+use crate::api::{
+    DataLocality, Int64Text, NAME_MAX, SnapshotIntegrity, VOLUME_PIECE, Volume, VolumeSpec, VolumeState,
+};
 use crate::plan::growth::refuses;
 use crate::plan::volume::{CLONED, unbuilt};
 use crate::settings::{NO_CHECKSUMS, Settings};
 
-/// Volumes are whole pieces of this many bytes, as Longhorn's are: its backups copy blocks of that size.
-const PIECE: i64 = 2 << 20;
+/// Volumes are whole pieces of this many bytes.
+const PIECE: i64 = VOLUME_PIECE.cast_signed();
 
 /// What begins labels that give a volume to a recurring job, or to a group of them.
 const JOB_LABELS: &[&str] = &["recurring-job.longhorn.io/", "recurring-job-group.longhorn.io/"];
-
-/// Longest name, Longhorn's: names of engines, replicas and labels are made of it.
-const NAME_MAX: usize = 40;
 
 /// Most bytes of snapshots are at least so many times the volume: one full snapshot and one full head, or nothing could
 /// be written.

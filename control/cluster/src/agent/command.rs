@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use control::host::Root;
+use control::host::{IO_TIMEOUT_SECONDS, Root};
 
 use super::{EngineStart, Reach};
 use crate::api::{Frontend, ReplicaSpec};
@@ -42,7 +42,7 @@ pub fn engine_command(root: &Root, authority: &Path, reach: Reach, start: &Engin
     option("size", spec.volume_size.bytes().to_string());
     option("frontend", frontend_option(frontend).to_owned());
     option("quorum", spec.quorum.to_string());
-    option("io-timeout", spec.io_timeout.unwrap_or(300).to_string());
+    option("io-timeout", spec.io_timeout.map_or(IO_TIMEOUT_SECONDS, u64::from).to_string());
     if spec.ublk_number_of_queue > 0 {
         option("queues", spec.ublk_number_of_queue.min(QUEUES_MAX).to_string());
     }

@@ -5,13 +5,10 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use control::host::{LiveDirs, Root};
+use control::host::{DEVICES, LiveDirs, Root};
 use rustix::fs::{major, minor};
 
 use super::DeviceId;
-
-/// Where volumes are shown as devices.
-pub(super) const DEVICES: &str = "/dev/longhorn";
 
 /// The block device at a path; `None`: there is none, or the kernel does not number them.
 pub(super) fn device_at(endpoint: &str) -> Option<DeviceId> {

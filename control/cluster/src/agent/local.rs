@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use control::chain::Layer;
-use control::host::{LiveDirs, Root, create_dir_durably, replace_file, store_program, unfinished_copy};
+use control::host::{
+    DEVICES, LiveDirs, Root, create_dir_durably, replace_file, store_program, unfinished_copy,
+};
 use control::logging::Level;
 use control::manager::{REPLACE_SIGNAL_NAME, STOP_PATIENCE};
 use control::proto::imrpc::process_manager_service_client::ProcessManagerServiceClient;
@@ -32,7 +34,7 @@ use tonic::{Code, Status, async_trait};
 
 use super::at_disk::AtDisk;
 use super::command::end_stay_command;
-use super::device::{DEVICES, device_at, devices};
+use super::device::{device_at, devices};
 use super::disk::is_disk;
 use super::kept::{forget, kept};
 use super::{

@@ -1,5 +1,6 @@
 //! `Volume`: what a user asks for, and the authority over who may write it.
 
+use control::host::{IO_TIMEOUT_SECONDS, SNAPSHOT_COUNT};
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,6 +12,14 @@ use super::words::{
     AccessMode, AutoBalance, DataEngine, DataLocality, Frontend, Quorum, Robustness, SnapshotIntegrity,
     Toggle, VolumeState, quorum, quorum_schema,
 };
+
+/// Volumes are whole pieces of this many bytes, as Longhorn's are (`SizeAlignment` of longhorn-manager's `util`): its backups copy blocks
+/// of that size.
+pub const VOLUME_PIECE: u64 = 2 << 20;
+
+/// Longest name of a volume or a snapshot, in bytes (`NameMaximumLength` of longhorn-manager's `datastore`): names of engines,
+/// replicas, labels and sockets are made of it.
+pub const NAME_MAX: usize = 40;
 
 /// A replicated block device.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -183,7 +192,7 @@ pub struct VolumeSpec {
     pub snapshot_hashing_requested_at: String,
     /// Most snapshots; 0 for the setting.
     #[serde(skip_serializing_if = "is_default")]
-    #[schemars(range(min = 0, max = 250))]
+    #[schemars(range(min = 0, max = SNAPSHOT_COUNT))]
     pub snapshot_max_count: i64,
     /// Most bytes of all snapshots together; 0 for no limit.
     #[serde(skip_serializing_if = "is_default")]
@@ -207,7 +216,7 @@ pub struct VolumeSpec {
     pub quorum: Quorum,
     /// Seconds that requests wait for a replica; 0 for ever.
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "seconds")]
-    #[schemars(extend("default" = 300))]
+    #[schemars(extend("default" = IO_TIMEOUT_SECONDS))]
     pub io_timeout: Option<u32>,
 }
 
