@@ -131,7 +131,7 @@ pub struct EngineQueue {
     news: Sender<News>,
     /// When it began, on the clock that goes on while the host is suspended: the lease of reads ends meanwhile, too.
     began: Duration,
-    /// Nanoseconds since then, as of the last completion or turn.
+    /// Nanoseconds since then, as of the last completion, or as of the begin or the end of a turn of the ring.
     time: u64,
     pool: Pool,
     slots: Slots,
@@ -544,6 +544,11 @@ impl QueueDevice for EngineQueue {
         let tick = next.map(|at| Duration::from_nanos(at.saturating_sub(self.time)));
         // Without memory for a receive there is no completion to wait for: look again soon.
         if starved { Some(tick.unwrap_or(STARVED).min(STARVED)) } else { tick }
+    }
+
+    /// Frontends submit requests and give them up while they take their completions.
+    fn woke(&mut self) {
+        self.read_clock();
     }
 
     fn completion(&mut self, completion: Completion) {

@@ -8,7 +8,7 @@ use crossbeam_channel::Receiver;
 use datapath::link::{EngineQueue, Granted, Mail, News, Offer, Parts};
 use datapath::message::{ControlId, FromQueue, MemberId, MemberSet, QueueId, Switch, SwitchId, ToQueue};
 use datapath::order::Table;
-use datapath::queue::{Config, Queue};
+use datapath::queue::{Config, Queue, Stats};
 use datapath::shared::Shared;
 use lh_block::{Device, Done, Extent, Generation, Geometry, IoError, Op, Request};
 use lh_rig::Driven;
@@ -37,6 +37,8 @@ pub(crate) struct Bench {
     pub(crate) granted: Vec<Changes>,
     /// Held as long as the sessions last.
     session: Arc<()>,
+    /// What the queue counts.
+    pub(crate) stats: Arc<Stats>,
 }
 
 impl Bench {
@@ -100,8 +102,10 @@ impl Bench {
         far.iter().for_each(|m| shared.set_far(m, true));
         let (mailbox, inbox) = Mailbox::new().expect("an eventfd");
         let (sender, news) = crossbeam_channel::unbounded();
+        let queue = Queue::new(config, QueueId(0), Arc::new(Table::new()), shared);
+        let stats = Arc::clone(queue.stats());
         let parts = Parts {
-            queue: Queue::new(config, QueueId(0), Arc::new(Table::new()), shared),
+            queue,
             id: QueueId(0),
             generation: Generation::from(1 << 32),
             geometry,
@@ -121,6 +125,7 @@ impl Bench {
             answers: Vec::new(),
             granted: Vec::new(),
             session: Arc::new(()),
+            stats,
         };
         for member in (0..members).map(MemberId) {
             let (replica, socket) = Replica::start(SIZE, checksums, lends.then(|| b.memory()));

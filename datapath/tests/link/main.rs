@@ -1,6 +1,7 @@
 //! A queue on a real ring, with replicas behind sockets that keep their blocks in memory.
 
 mod bench;
+mod idle;
 mod lent;
 mod replica;
 

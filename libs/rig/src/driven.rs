@@ -46,6 +46,7 @@ impl<D: QueueDevice, R: BorrowMut<Ring>> Driven<D, R> {
         let ring = self.ring.borrow_mut();
         let timeout = self.device.end_turn(ring).map_or(most, |timeout| timeout.min(most));
         ring.turn(Some(timeout)).expect("the ring turns");
+        self.device.woke();
         let mut count = 0;
         while let Some(completion) = ring.next() {
             count += 1;

@@ -45,6 +45,10 @@ pub trait QueueDevice: Device<Payload> {
     /// Before the ring's turn, last: starts sends and receives. Returns how long the turn may wait.
     fn end_turn(&mut self, ring: &mut Ring) -> Option<Duration>;
 
+    /// After the ring's turn, which may have waited for long, and before any of its completions is handed out, a frontend's included:
+    /// requests that those bring begin now.
+    fn woke(&mut self) {}
+
     /// A completion with [`OWNER_DEVICE`].
     fn completion(&mut self, completion: Completion);
 }
@@ -77,6 +81,7 @@ pub fn run_queue<D: QueueDevice, F: Frontend>(
         }
         let timeout = device.end_turn(ring);
         ring.turn(timeout)?;
+        device.woke();
         while let Some(completion) = ring.next() {
             match completion.token.owner {
                 OWNER_DEVICE => device.completion(completion),
