@@ -191,6 +191,8 @@ pub enum Fault {
     Io,
     /// The replica's disk is full while others have space.
     NoSpace,
+    /// It is brought in sync, and has done what no member has space for: it would have to be filled there once more.
+    Ahead,
     /// No answer at all, pings included, while others answer.
     Hung,
     /// Answers, but far slower than the others in the same window.

@@ -6,7 +6,7 @@ mod serve_client;
 use std::io::{Read, Write};
 
 use lh_block::Instance;
-use lh_wire::{BlockState, ChainOp, Control, IN_PART, OpCode, Status};
+use lh_wire::{BlockState, ChainOp, Control, IN_PART, OpCode, Status, in_part};
 use serve_client::{Client, MIB, Server, pattern, session};
 
 /// A small file system of its own; unmounted when dropped.
@@ -73,9 +73,11 @@ fn a_write_that_a_full_disk_took_in_part_is_told_from_one_that_it_did_not() {
     // Every other block, so that there are holes between.
     let refused = (0..).map(|n| write(n * 8192, &old)).find(|said| said.0 != Status::Ok);
     assert_eq!(refused, Some((Status::NoSpace, 0)));
-    assert_eq!(write(0, &new), (Status::NoSpace, IN_PART));
+    assert_eq!(write(0, &new), (Status::NoSpace, in_part(1)));
     assert_eq!(write(32 << 20, &new), (Status::NoSpace, 0), "it was a hole and is one");
+    assert_eq!(write(5 * 4096, &new), (Status::NoSpace, 0), "it stopped at the first hole");
     assert_eq!(c.read(0, 3 * 4096), [&new[..4096], &[0; 4096], &old].concat());
+    assert_eq!(c.read(5 * 4096, 3 * 4096), [&[0; 4096][..], &old, &[0; 4096]].concat());
     assert_eq!(c.read(32 << 20, 3 * 4096), [0; 3 * 4096]);
 }
 
@@ -97,10 +99,12 @@ fn a_part_of_a_write_is_read_as_it_is_when_the_replica_starts_again() {
         (answer.status(), answer.header.aux)
     };
     let full = (0..).find(|n| write(*n) != (Status::Ok, 0)).unwrap();
-    assert_eq!(write(full), (Status::NoSpace, IN_PART));
+    let (status, aux) = write(full);
+    let done = lh_wire::done_of(aux).expect("it knows what it has done") as usize * 4096;
+    assert!(status == Status::NoSpace && (4096..data.len()).contains(&done), "{status:?} {done}");
     assert!((0..full).all(|n| c.read(u64::from(n * MIB), MIB) == data));
     let part = c.read(u64::from(full * MIB), MIB);
-    assert!(part != data && part[..4096] == data[..4096]);
+    assert!(part[..done] == data[..done] && part[done..].iter().all(|byte| *byte == 0));
     drop(c);
     server.stop();
     let server = Server::start(small.0.path());

@@ -86,6 +86,38 @@ def disk_is_away(host, volume, replica, place):
     host.healthy(volume, 2)
 
 
+def another_disk_is_the_way_out(host):
+    """The disk of the only replica is full, blocks and holes in turns, and writes wait for space: a replica on another disk is brought in
+    sync all the same, they are done there, and the full one is put out."""
+    small = os.path.join(host.root, "small")
+    os.mkdir(small)
+    if run("mount", "-t", "tmpfs", "-o", "size=48m", "small", small, check=False).returncode != 0:
+        return skip("another_disk_is_the_way_out", "mounting needs root")
+    try:
+        volume = host.name("crowded")
+        host.up(volume, "--size", "256MiB", "--replicas", "1", "--frontend", "nbd-server")
+        first = host.status(volume)["replicas"][0]["name"]
+        added = host.ctl("replica", "add", volume, "--dir", os.path.join(small, "replica")).stdout.strip()
+        host.healthy(volume, 2)
+        host.ctl("replica", "rm", volume, first)
+        client = ["--ioengine=nbd", f"--uri=nbd+unix:///{volume}?socket={host.socket(volume)}", "--size=128m"]
+        fio("gaps", 1, "--rw=write:60k", "--bs=4k", *client)
+        load = threading.Thread(target=fio, args=("waits", 10, "--rw=randwrite", "--bs=256k", "--iodepth=8", "--verify=crc32c", *client))
+        load.start()
+        wait_for("the disk to be full", lambda: "full" in str(host.status(volume)), 60)
+        # What waits has been tried again by then.
+        time.sleep(3)
+        host.ctl("replica", "add", volume)
+        load.join()
+        modes = {r["name"]: r["mode"] for r in host.status(volume)["replicas"]}
+        expect(modes.pop(added) != "RW" and list(modes.values()) == ["RW"], f"the full one is {added}, and there are {modes}")
+        host.ctl("replica", "rm", volume, added)
+        host.healthy(volume, 1)
+        host.ctl("down", volume)
+    finally:
+        run("umount", "-l", small, check=False)
+
+
 def main():
     if not have("fio"):
         return skip("members", "no fio")
@@ -144,6 +176,7 @@ def main():
     expect(len({contents(p) for p in paths}) == 1, "replicas differ")
     one_fails(host)
     engine_is_exchanged(host)
+    another_disk_is_the_way_out(host)
     shown(f"{rounds} replicas added, rebuilt and taken out under {len(results)} runs of fio; replicas equal")
 
 

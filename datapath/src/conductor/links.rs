@@ -258,6 +258,7 @@ const fn describe(fault: Fault) -> &'static str {
         Fault::Link => "the connection broke",
         Fault::Io => "its disk failed",
         Fault::NoSpace => "its disk is full",
+        Fault::Ahead => "it holds a write for which no member has space: it is brought in sync anew",
         Fault::Hung => "it does not answer",
         Fault::Slow => "it is far slower than the others",
     }

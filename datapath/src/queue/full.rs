@@ -1,18 +1,22 @@
 //! Full disks (`docs/invariants.md`, 7): not a failure, as long as all are full or space comes back.
 //!
-//! A write that every member refused before it had changed anything waits outside and begins anew. One that some have done,
-//! or have done a part of, holds its range until all have done it: members may differ there. After a while the full ones are
-//! reported, unless all are full, or they are needed.
+//! A write that every member refused before it had changed anything waits outside and begins anew; so does the rest of one of which
+//! all have done as many of the first blocks. One that some have done, or have done another part of, holds its range until all have
+//! done it: members may differ there. After a while the full ones are reported, unless all are full, or they are needed.
+//!
+//! A replica that is brought in sync on another disk is the way out, so nothing that waits may stand in its way: it is sent a write
+//! only once a member has done it, and if it has done one that none had space for, it begins anew. Else the range would be held until
+//! it is in sync, and it could not be before the range is let go.
 //!
 //! To send a write again takes a place of the window, of which there are few. When none is left the oldest write is sent again to
 //! everybody, and so is the last one that each of them remembers: whoever is needed is tried for as long as it takes.
 //!
 //! Nobody waits for space with what only gives space back: a client that unmaps is answered that there is none.
 
-use lh_block::{IoError, Op};
+use lh_block::{BLOCK, IoError, Op};
 use lh_wire::Status;
 
-use super::slot::{Fan, Stage, Why, Work};
+use super::slot::{Fan, First, Stage, Why, Work};
 use super::{Output, Queue};
 use crate::message::{Fault, MEMBERS_MAX, MemberId, MemberSet};
 
@@ -69,9 +73,10 @@ impl Queue {
             }
             if now.saturating_sub(fan.full_since) >= GRACE {
                 self.judge_full(now, &fan, out);
+                self.judge_ahead(now, &fan, out);
                 self.give_up_unmap(now, s, out);
             }
-            if fan.ok.is_empty() && fan.sent.is_empty() && fan.missing() == fan.full {
+            if fan.ok.is_empty() && fan.sent.is_empty() && fan.missing() == fan.full.or(fan.back) {
                 if fan.last_sent + RETRY <= now {
                     left_out += u32::from(!self.send_anew(now, s, &fan, out));
                 }
@@ -101,9 +106,16 @@ impl Queue {
         }
     }
 
-    /// Every member has refused it, and nothing was changed anywhere.
+    /// Every member has refused it. If all have done as many blocks the rest waits outside: they are equal, and what was read of
+    /// those blocks is not written again. If not, the range is held.
     pub(super) fn refused_everywhere(&mut self, now: u64, s: u16, fan: &Fan, out: &mut Vec<Output>) {
+        let First::Alike(blocks) = fan.first else { return };
+        if !fan.need.minus(fan.back).minus(self.members.joining()).minus(fan.told).is_empty() {
+            // Whose link was down while the others were asked again.
+            return;
+        }
         self.leave_window(s, fan);
+        self.slot_mut(s).done += u64::from(blocks) * BLOCK;
         if self.unmaps(s) {
             self.conclude(now, s, Err(IoError::NoSpace), out);
         } else {
@@ -157,8 +169,9 @@ impl Queue {
             fan.place = place;
             fan.unsure = fan.unsure.or(fan.ok);
             fan.ok = MemberSet::EMPTY;
+            (fan.first, fan.told) = (First::Untold, MemberSet::EMPTY);
         }
-        for m in fan.need.iter() {
+        for m in fan.need.minus(fan.back).iter() {
             self.send_to(now, s, m, out);
         }
     }
@@ -186,6 +199,45 @@ impl Queue {
         for m in fan.full.iter() {
             if self.members[m].fault.is_none() && self.may_lose(m) {
                 self.report(now, m, Fault::NoSpace, out);
+            }
+        }
+    }
+
+    /// Whom a write is not sent to before a member has done it.
+    pub(super) fn kept_back(&self, now: u64, need: MemberSet) -> MemberSet {
+        let joining = self.members.joining().and(need);
+        let starved = !joining.is_empty() && joining != need && self.all_full(now);
+        if starved { joining } else { MemberSet::EMPTY }
+    }
+
+    /// Sends a write to those that were kept back, if a member has done it, if they are members by now, or if nobody else is left.
+    pub(super) fn send_back(&mut self, now: u64, s: u16, out: &mut Vec<Output>) {
+        let joining = self.members.joining();
+        let Some(fan) = self.slot_mut(s).fan() else { return };
+        if fan.back.is_empty() {
+            return;
+        }
+        let done = !fan.ok.minus(joining).is_empty();
+        let alone = fan.need.minus(fan.back).is_empty();
+        let due = if done || alone { fan.back } else { fan.back.minus(joining) };
+        fan.back = fan.back.minus(due);
+        for m in due.iter() {
+            self.send_to(now, s, m, out);
+        }
+    }
+
+    /// Reports who is brought in sync and has done, or may have done, what no member has space for: the range is held for it.
+    fn judge_ahead(&mut self, now: u64, fan: &Fan, out: &mut Vec<Output>) {
+        let joining = self.members.joining();
+        let members = fan.need.minus(joining);
+        let refused =
+            !members.is_empty() && members.minus(fan.full).is_empty() && members.and(fan.unsure).is_empty();
+        if !refused {
+            return;
+        }
+        for m in fan.need.and(joining).minus(fan.back).iter() {
+            if self.members[m].fault.is_none() {
+                self.report(now, m, Fault::Ahead, out);
             }
         }
     }

@@ -380,7 +380,7 @@ impl Queue {
 /// How bad a fault is, compared with others of the same member.
 const fn severity(fault: Fault) -> u8 {
     match fault {
-        Fault::NoSpace | Fault::Slow => 0,
+        Fault::NoSpace | Fault::Ahead | Fault::Slow => 0,
         Fault::Io => 1,
         Fault::Hung => 2,
         Fault::Link => 3,

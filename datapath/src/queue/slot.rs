@@ -120,6 +120,28 @@ impl Piece {
     }
 }
 
+/// How many blocks of a write members have done that have no space for the rest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum First {
+    /// Nobody has said it since it was last sent to all.
+    #[default]
+    Untold,
+    /// All that have said it have done as many.
+    Alike(u32),
+    /// They differ behind what the least of them has done.
+    Differ,
+}
+
+impl First {
+    pub(super) fn told(self, blocks: u32) -> Self {
+        match self {
+            Self::Untold => Self::Alike(blocks),
+            Self::Alike(others) if others == blocks => self,
+            Self::Alike(_) | Self::Differ => Self::Differ,
+        }
+    }
+}
+
 /// A request that was sent to several members.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Fan {
@@ -131,8 +153,14 @@ pub(super) struct Fan {
     pub ok: MemberSet,
     /// Whose link broke before the answer came, or whose disk was full on the way: they may have done it, or part of it.
     pub unsure: MemberSet,
-    /// Who answered that its disk is full; nothing was changed there, unless it is unsure.
+    /// Who answered that its disk is full; nothing was changed there, unless it is unsure, or by `first`.
     pub full: MemberSet,
+    /// How many of the first blocks the full ones have done all the same.
+    pub first: First,
+    /// Who has said that since it was last sent to all.
+    pub told: MemberSet,
+    /// Who is brought in sync, and is sent it once a member has done it: no member has space.
+    pub back: MemberSet,
     /// Who answered with another error. For jobs also whose link is down.
     pub failed: MemberSet,
     /// When it was first sent, ns: whoever answers was there after that.
@@ -153,6 +181,7 @@ impl Fan {
         self.ok = self.ok.without(m);
         self.unsure = self.unsure.without(m);
         self.full = self.full.without(m);
+        self.back = self.back.without(m);
         self.failed = self.failed.without(m);
     }
 

@@ -4,8 +4,8 @@
 //! cannot answer is waited for until it is forgotten or attached again. The client is not kept waiting for a replica that
 //! is brought in sync: its answer is given when every member has answered, while the range is held until the last.
 
-use lh_block::{IoError, Op};
-use lh_wire::{IN_PART, OpCode, Status};
+use lh_block::{BLOCK, IoError, Op};
+use lh_wire::{OpCode, Status};
 
 use super::latency::Class;
 use super::members::Link;
@@ -43,13 +43,15 @@ impl Queue {
         };
         let len = self.slot(s).piece.whole.len;
         let place = self.takes_place(s).then(|| self.window.take(len));
+        let back = if self.slot(s).work.is_job() { MemberSet::EMPTY } else { self.kept_back(now, need) };
         let slot = self.slot_mut(s);
         slot.attempt = slot.attempt.wrapping_add(1);
-        slot.enter(Stage::Writing(Fan { need, sent_at: now, place, ..Fan::default() }));
-        for m in need.iter() {
+        slot.enter(Stage::Writing(Fan { need, back, sent_at: now, place, ..Fan::default() }));
+        let first = need.minus(back);
+        for m in first.iter() {
             self.send_to(now, s, m, out);
         }
-        if self.slot_mut(s).fan().is_some_and(|fan| fan.sent != need) {
+        if self.slot_mut(s).fan().is_some_and(|fan| fan.sent != first) {
             self.settle(now, s, out);
         }
     }
@@ -130,7 +132,11 @@ impl Queue {
             return self.break_link(now, m, out);
         }
         let job = self.slot(s).work.is_job();
-        let in_part = reply.aux & IN_PART != 0 && !self.lacks(Sabotage::FullIsUntouched);
+        let blocks =
+            if self.lacks(Sabotage::FullIsUntouched) { Some(0) } else { lh_wire::done_of(reply.aux) };
+        let is_joining = self.members.joining().has(m);
+        // No member has to hold what a joiner has done alone.
+        let blocks = blocks.filter(|n| *n == 0 || (u64::from(*n) * BLOCK < len && !is_joining));
         let Some(fan) = self.slot_mut(s).fan() else { return };
         let time = now.saturating_sub(fan.last_sent);
         fan.sent = fan.sent.without(m);
@@ -146,10 +152,15 @@ impl Queue {
                     fan.full_since = now;
                 }
                 fan.full = fan.full.with(m);
-                // Members may differ there; and of a single one, what was read of it must not give way to a later write, and
-                // come again with the next attempt.
-                if in_part {
-                    fan.unsure = fan.unsure.with(m);
+                match blocks {
+                    Some(_) if is_joining => {}
+                    Some(blocks) => {
+                        fan.first = fan.first.told(blocks);
+                        fan.told = fan.told.with(m);
+                    }
+                    // Members may differ there; and of a single one, what was read of it must not give way to a later write,
+                    // and come again with the next attempt.
+                    None => fan.unsure = fan.unsure.with(m),
                 }
             }
             Status::Io | Status::Refused | Status::Stale | Status::Rotten => {
@@ -224,7 +235,7 @@ impl Queue {
             return;
         }
         let Some(fan) = self.slot_mut(s).fan() else { return };
-        if fan.need.has(m) && !fan.sent.has(m) {
+        if fan.need.has(m) && !fan.sent.has(m) && !fan.back.has(m) {
             if fan.ok.has(m) {
                 fan.unsure = fan.unsure.with(m);
                 fan.ok = fan.ok.without(m);
@@ -237,6 +248,7 @@ impl Queue {
     /// Decides whether a fan-out is done; called after every change of it.
     pub(super) fn settle(&mut self, now: u64, s: u16, out: &mut Vec<Output>) {
         let stopping = self.mode == Mode::Stopping;
+        self.send_back(now, s, out);
         let Some(fan) = self.slot_mut(s).fan().copied() else { return };
         if self.slot(s).work.is_job() {
             return self.job_settle(now, s, &fan, out);
@@ -257,7 +269,7 @@ impl Queue {
             self.fan_done(now, s, &fan, Err(IoError::ShuttingDown), out);
         } else if fan.need.len() == 1 && !missing.is_empty() && missing == fan.failed {
             self.fan_done(now, s, &fan, Err(IoError::Io), out);
-        } else if fan.ok.is_empty() && fan.unsure.is_empty() && missing == fan.full {
+        } else if fan.ok.is_empty() && fan.unsure.is_empty() && missing == fan.full.or(fan.back) {
             self.refused_everywhere(now, s, &fan, out);
         }
     }

@@ -133,7 +133,7 @@ impl Manager {
                     Fault::Hung => seen.hung += 1,
                     Fault::NoSpace => seen.full += 1,
                     Fault::Io => seen.failing += 1,
-                    Fault::Link | Fault::Slow => {}
+                    Fault::Link | Fault::Slow | Fault::Ahead => {}
                 }
                 let seat = &mut this.seats[usize::from(m.0)];
                 // A broken link ends the session: that counts more than anything before.

@@ -94,7 +94,24 @@ pub enum OpCode {
 pub const MERGED: u32 = 1;
 
 /// In `aux` of an answer [`Status::NoSpace`] to what changes the head: part of it may have been done before the disk was full.
+/// Which part, [`done_of`] says if it is known.
 pub const IN_PART: u32 = 1;
+
+/// The `aux` of an answer [`Status::NoSpace`] to a write of which the first `blocks` are done, as durably as it asked for, and
+/// nothing of the others was changed, by it or by an earlier attempt on the same connection. Not 0, and not all.
+pub const fn in_part(blocks: u32) -> u32 {
+    IN_PART | blocks << 1
+}
+
+/// How many blocks of a write are done, of the answer [`Status::NoSpace`] to which this is the `aux`: 0 if nothing was changed.
+/// `None`: nobody knows which. Replicas of before this was told say nothing else of what they have done in part.
+pub const fn done_of(aux: u32) -> Option<u32> {
+    match (aux & IN_PART != 0, aux >> 1) {
+        (false, _) => Some(0),
+        (true, 0) => None,
+        (true, blocks) => Some(blocks),
+    }
+}
 
 impl OpCode {
     /// All codes, in order.

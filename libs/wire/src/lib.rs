@@ -28,7 +28,7 @@ pub use grant::{
 };
 pub use header::{
     DecodeError, HEADER_LEN, Header, IN_PART, MAGIC, MAX_DATA, MAX_PAYLOAD, MERGED, OpCode, PAYLOAD_ALIGN,
-    Status, VERSION, flags, padding,
+    Status, VERSION, done_of, flags, in_part, padding,
 };
 pub use layer::{BlockState, LayerTrailer, TrailerError};
 pub use lent::{Pieces, PiecesError};

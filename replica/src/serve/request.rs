@@ -50,9 +50,10 @@ pub(super) enum Work {
     #[default]
     None,
     Read,
-    /// `done` bytes are written.
+    /// `done` of the first `until` bytes are written. Those are all, unless there is no space behind them.
     Write {
         done: usize,
+        until: usize,
     },
     Zero(Box<ZeroPlan>),
     /// Data runs are read; what the trailer is made of is here.

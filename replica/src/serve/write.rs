@@ -1,6 +1,6 @@
 //! Writes and zeroes.
 
-use lh_block::Extent;
+use lh_block::{BLOCK, Extent};
 use lh_ring::{Completion, Falloc, Payload, Token};
 
 use super::core::{Completed, Failure, Input, RequestId};
@@ -22,16 +22,30 @@ impl Server {
             let payload = std::mem::take(&mut self.requests.get(id).payload);
             match payload.write_to(self.store.layer_file(head), range.offset) {
                 Ok(()) => self.written(id, range),
-                Err(e) => self.fail_write(id, head, range, &e),
+                Err(e) => {
+                    self.requests.get(id).payload = payload;
+                    self.fail_write(id, head, range, &e);
+                }
             }
         } else if self.align_payload(id) {
-            let slot = self.requests.get(id);
-            slot.work = Work::Write { done: 0 };
-            slot.left = 1;
-            let token = Token::new(OWNER, kind::WRITE, 0, id.0);
-            self.ring.writev(token, &self.files[usize::from(head.0)], range.offset, &slot.payload);
+            let until = self.requests.get(id).payload.len();
+            self.write_until(id, head, range, until);
         } else {
             self.starve(id);
+        }
+    }
+
+    /// Submits the first `until` bytes of a write.
+    fn write_until(&mut self, id: RequestId, head: LayerNo, range: Extent, until: usize) {
+        let slot = self.requests.get(id);
+        slot.work = Work::Write { done: 0, until };
+        slot.left = 1;
+        let token = Token::new(OWNER, kind::WRITE, 0, id.0);
+        let file = &self.files[usize::from(head.0)];
+        if until == slot.payload.len() {
+            self.ring.writev(token, file, range.offset, &slot.payload);
+        } else {
+            self.ring.writev(token, file, range.offset, &slot.payload.slice(0, until));
         }
     }
 
@@ -66,13 +80,17 @@ impl Server {
         let head = self.store.head();
         let slot = self.requests.get(id);
         let range = Extent::new(slot.header.offset, slot.header.length.into());
-        let Work::Write { done } = &mut slot.work else { return };
+        let Work::Write { done, until } = &mut slot.work else { return };
         match &c.result {
-            Ok(n) if *n > 0 && *done + (*n as usize) < slot.payload.len() => {
+            Ok(n) if *n > 0 && *done + (*n as usize) < *until => {
                 *done += *n as usize;
-                let rest = slot.payload.slice(*done, slot.payload.len() - *done);
+                let rest = slot.payload.slice(*done, *until - *done);
                 let offset = range.offset + *done as u64;
                 self.ring.writev(c.token, &self.files[usize::from(head.0)], offset, &rest);
+            }
+            Ok(n) if *n > 0 && *until < slot.payload.len() => {
+                let first = Extent::new(range.offset, *until as u64);
+                self.written_first(id, first);
             }
             Ok(n) if *n > 0 => self.written(id, range),
             Ok(_) => self.fail_write(id, head, range, &std::io::ErrorKind::WriteZero.into()),
@@ -85,13 +103,40 @@ impl Server {
         self.end(id, Ok(Completed { sync, ..Completed::default() }));
     }
 
+    /// The first blocks of a write are done, all that need no space.
+    fn written_first(&mut self, id: RequestId, first: Extent) {
+        let sync = self.store.wrote(first) == Answer::AfterFlush;
+        let aux = lh_wire::in_part(u32::try_from(first.len / BLOCK).unwrap_or(u32::MAX >> 1));
+        self.end(id, Ok(Completed { sync, aux, payload: 0 }));
+    }
+
     /// Something went wrong between plan and report: the store looks at what the file holds now. If that is nothing, nothing was
     /// written; what it held before may have been written over.
     fn fail_write(&mut self, id: RequestId, layer: LayerNo, range: Extent, error: &std::io::Error) {
         let failure = note(&self.status, error);
         self.refresh(layer, range);
-        let in_part = self.store.head_holds_any(range);
-        self.end(id, Err(if in_part { failure.in_part() } else { failure }));
+        let first = if failure == Failure::NoSpace { self.store.head_holds_first(range) } else { None };
+        let untouched = first.is_some_and(|first| first.is_empty()) || !self.store.head_holds_any(range);
+        if untouched {
+            return self.end(id, Err(failure));
+        }
+        match first {
+            Some(first) if first != range && self.write_first(id, layer, first) => {}
+            _ => self.end(id, Err(failure.in_part())),
+        }
+    }
+
+    /// A write had no space for all blocks. Those before the first hole need none: they are written, again, so that it can be told
+    /// what is done, and the engine need not keep the whole range until there is space. True if that has begun.
+    fn write_first(&mut self, id: RequestId, head: LayerNo, first: Extent) -> bool {
+        let slot = self.requests.get(id);
+        let is_second = matches!(slot.work, Work::Write { until, .. } if until < slot.payload.len());
+        let Ok(until) = usize::try_from(first.len) else { return false };
+        let begun = !is_second && self.store.begin_write(head, first) && self.align_payload(id);
+        if begun {
+            self.write_until(id, head, first, until);
+        }
+        begun
     }
 
     pub(super) fn refresh(&mut self, layer: LayerNo, range: Extent) {

@@ -313,6 +313,21 @@ impl Store {
         self.places.runs(blocks(extent)).any(|(_, rank)| rank == head)
     }
 
+    /// What the head itself holds from the beginning of the range (whole blocks) on, up to the first hole.
+    ///
+    /// After a write that found no space (and [`Store::refresh`]) nothing behind that hole was changed, by this attempt or by one of
+    /// before: file systems give blocks in the order of the file, with direct I/O and without, and a hole that was passed is none
+    /// any more. `None`: there are marks in the range, below which a write goes on although the block counts as a hole.
+    pub fn head_holds_first(&self, extent: Extent) -> Option<Extent> {
+        let head = self.at(self.head());
+        if head.zero.as_ref().is_some_and(|zero| zero.touched(blocks(extent)).next().is_some()) {
+            return None;
+        }
+        let gap = self.places.runs(blocks(extent)).find(|(_, rank)| *rank != head.rank);
+        let len = gap.map_or(extent.len, |(run, _)| (run.start - blocks(extent).start) * BLOCK);
+        Some(Extent::new(extent.offset, len))
+    }
+
     /// A write, punch or put of the range failed half-way: reads from the files what they now hold.
     ///
     /// # Errors

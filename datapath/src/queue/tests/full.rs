@@ -317,3 +317,124 @@ fn what_was_done_somewhere_keeps_its_range_whatever_becomes_of_its_repetition() 
     b.answer(B, Status::Ok);
     assert_eq!(b.answers().len(), 1);
 }
+
+/// Else nothing that is read of the range, nor a replica that is brought in sync on another disk, would go on before there is space.
+#[test]
+fn what_is_left_of_a_write_waits_outside_once_all_have_done_as_many_blocks() {
+    let mut b = Bench::new(2);
+    let slot = b.request(WRITE, blocks(0, 8));
+    let read = b.request(Op::Read, blocks(1, 1));
+    b.reply_with(b.one(A), Status::NoSpace, lh_wire::in_part(3));
+    assert!(!b.wire.iter().any(|t| t.op == OpCode::Read), "B may have done another part");
+    b.reply_with(b.one(B), Status::NoSpace, lh_wire::in_part(3));
+    let member = b.wire.iter().find(|t| t.op == OpCode::Read).expect("nobody holds the range").member;
+    b.answer(member, Status::Ok);
+    b.answer_pings(ALL);
+    assert_eq!(b.answers(), [(read, Ok(()))]);
+    b.pass(1000, ALL);
+    assert_eq!((b.one(A).range, b.one(B).range), (blocks(3, 5), blocks(3, 5)));
+    b.answer(A, Status::NoSpace);
+    b.answer(B, Status::NoSpace);
+    assert!(b.table.is_idle());
+    b.pass(1000, ALL);
+    assert_eq!(b.one(A).range, blocks(3, 5));
+    b.answer(A, Status::Ok);
+    b.answer(B, Status::Ok);
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+    b.answered(slot);
+    b.assert_idle();
+}
+
+#[test]
+fn members_that_have_done_different_parts_hold_the_range() {
+    let mut b = Bench::new(2);
+    b.request(WRITE, blocks(0, 8));
+    b.reply_with(b.one(A), Status::NoSpace, lh_wire::in_part(3));
+    b.answer(B, Status::NoSpace);
+    assert!(!b.table.is_idle());
+    // Asked again, they are alike.
+    b.pass(1000, ALL);
+    b.reply_with(b.one(A), Status::NoSpace, lh_wire::in_part(3));
+    assert!(!b.table.is_idle());
+    b.reply_with(b.one(B), Status::NoSpace, lh_wire::in_part(3));
+    assert!(b.table.is_idle());
+}
+
+/// What it said before is nothing that it has done by now.
+#[test]
+fn who_was_not_asked_again_has_not_done_as_many_blocks() {
+    let mut b = Bench::new(2);
+    b.request(WRITE, blocks(0, 8));
+    b.answer(A, Status::NoSpace);
+    b.reply_with(b.one(B), Status::NoSpace, lh_wire::in_part(3));
+    b.link_down(B);
+    b.pass(1000, ALL.without(B));
+    b.reply_with(b.one(A), Status::NoSpace, lh_wire::in_part(1));
+    assert!(!b.table.is_idle());
+}
+
+/// It cannot be brought in sync as long as the range is held for it.
+#[test]
+fn while_all_are_full_who_is_filled_is_sent_only_what_a_member_has_done() {
+    let mut b = Bench::new(1);
+    let slot = b.request(WRITE, blocks(0, 1));
+    b.answer(A, Status::NoSpace);
+    b.apply(Input::LinkUp { member: C });
+    b.switch(Switch::Fill { member: C });
+    for _ in 0..10 {
+        b.pass(1000, ALL);
+        assert_eq!((b.to(A).len(), b.to(C).len()), (1, 0));
+        b.answer(A, Status::NoSpace);
+        assert!(b.table.is_idle(), "what is copied to it goes on");
+    }
+    b.pass(1000, ALL);
+    b.answer(A, Status::Ok);
+    assert_eq!(b.to(C).len(), 1);
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+    b.answered(slot);
+    assert!(!b.table.is_idle());
+    b.answer(C, Status::Ok);
+    b.assert_idle();
+}
+
+#[test]
+fn who_was_kept_back_is_sent_the_write_when_it_becomes_a_member() {
+    let mut b = Bench::new(1);
+    let slot = b.request(WRITE, blocks(0, 1));
+    b.answer(A, Status::NoSpace);
+    b.apply(Input::LinkUp { member: C });
+    b.switch(Switch::Fill { member: C });
+    b.switch(Switch::Await { member: C });
+    b.pass(1000, ALL);
+    assert_eq!((b.to(A).len(), b.to(C).len()), (1, 0));
+    b.switch(Switch::Promote { member: C });
+    assert_eq!(b.to(C).len(), 1);
+    b.answer(C, Status::Ok);
+    b.answer(A, Status::NoSpace);
+    for _ in 0..40 {
+        b.pass(100, ALL);
+        b.answer(A, Status::NoSpace);
+    }
+    assert_eq!(b.reports().last(), Some(&FromQueue::Failed(A, Fault::NoSpace)), "the full one is put out");
+    b.switch(Switch::Forget { member: A });
+    assert_eq!(b.answers(), [(slot, Ok(()))]);
+}
+
+/// The disks became full while it was filled.
+#[test]
+fn who_has_done_what_no_member_has_space_for_is_filled_anew() {
+    let mut b = Bench::new(1);
+    b.apply(Input::LinkUp { member: C });
+    b.switch(Switch::Fill { member: C });
+    b.request(WRITE, blocks(0, 1));
+    b.answer(C, Status::Ok);
+    for _ in 0..25 {
+        b.answer(A, Status::NoSpace);
+        b.pass(100, ALL);
+    }
+    assert_eq!(b.reports().last(), Some(&FromQueue::Failed(C, Fault::Ahead)));
+    assert!(!b.table.is_idle());
+    b.switch(Switch::Forget { member: C });
+    b.answer(A, Status::NoSpace);
+    assert!(b.table.is_idle() && b.answers().is_empty());
+}

@@ -149,7 +149,7 @@ pub enum Input {
 pub struct Completed {
     /// Bytes of payload that the driver holds for the answer.
     pub payload: u32,
-    /// [`Header::aux`] of the answer.
+    /// [`Header::aux`] of the answer. Of a write that is done up to a block and found no space behind it: [`lh_wire::in_part`].
     pub aux: u32,
     /// The answer has to wait for a sync that begins from now on, as if the request had been FUA.
     pub sync: bool,

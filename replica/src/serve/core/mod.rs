@@ -407,6 +407,13 @@ impl Core {
         if let Some(session) = self.session.as_mut() {
             session.control_ended(id);
         }
+        let status = match status {
+            // The rest had no space.
+            Status::Ok if request.header.op == OpCode::Write && completed.aux & IN_PART != 0 => {
+                Status::NoSpace
+            }
+            status => status,
+        };
         let mut header = request.header.response(status);
         header.payload = completed.payload;
         header.aux = completed.aux;

@@ -223,6 +223,23 @@ fn plans_follow_the_layers() {
     );
 }
 
+/// A write without space goes on below a mark, and its block counts as a hole all the same: what lies behind may have been changed.
+#[test]
+fn how_far_a_write_without_space_has_come_is_not_known_where_there_are_marks() {
+    let place = temporary();
+    let mut volume = Volume::create(&place.path().join("r"));
+    volume.write(extent(0, 4), 1);
+    volume.snapshot(1, "one").unwrap();
+    volume.write(extent(0, 2), 2);
+    volume.write(extent(3, 1), 2);
+    assert_eq!(volume.store.head_holds_first(extent(0, 4)), Some(extent(0, 2)));
+    assert_eq!(volume.store.head_holds_first(extent(0, 2)), Some(extent(0, 2)));
+    assert_eq!(volume.store.head_holds_first(extent(2, 2)), Some(extent(2, 0)));
+    volume.zero(extent(1, 1));
+    assert_eq!(volume.store.head_holds_first(extent(0, 4)), None);
+    assert_eq!(volume.store.head_holds_first(extent(2, 2)), Some(extent(2, 0)));
+}
+
 /// A punch in flight keeps writes away; a write that has begun keeps punches away.
 #[test]
 fn punches_and_writes_keep_apart() {

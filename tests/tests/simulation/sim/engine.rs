@@ -756,7 +756,7 @@ const fn fault_name(fault: Fault) -> &'static str {
     match fault {
         Fault::Link => "member lost: link",
         Fault::Io => "member lost: disk error",
-        Fault::NoSpace => "member lost: disk full",
+        Fault::NoSpace | Fault::Ahead => "member lost: disk full",
         Fault::Hung => "member lost: hung",
         Fault::Slow => "member lost: slow",
     }
