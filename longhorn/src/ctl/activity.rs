@@ -40,6 +40,8 @@ pub(super) struct ReplicaActivityView {
 /// Requests of one kind. Times in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct RequestsView {
+    /// That ended in the time.
+    pub(super) count: u64,
     pub(super) iops: u64,
     pub(super) bytes_per_second: u64,
     pub(super) errors: u64,
@@ -48,6 +50,13 @@ pub(super) struct RequestsView {
     pub(super) p90: u64,
     pub(super) p99: u64,
     pub(super) p999: u64,
+}
+
+impl RequestsView {
+    /// True if none ended. Engines that do not tell how many tell the rate, rounded.
+    pub(super) const fn is_empty(&self) -> bool {
+        self.count == 0 && self.iops == 0 && self.errors == 0
+    }
 }
 
 /// How far a rebuild is.
@@ -69,7 +78,7 @@ impl ActivityView {
         let rates = [self.reads, self.writes, self.unmaps, self.flushes];
         let of_replicas = self.replicas.iter().flat_map(|r| [r.reads, r.writes]);
         self.in_queue == 0
-            && rates.into_iter().chain(of_replicas).all(|r| r.iops == 0 && r.errors == 0)
+            && rates.into_iter().chain(of_replicas).all(|r| r.is_empty())
             && self.replicas.iter().all(|r| r.rebuild.is_none())
     }
 }
@@ -78,6 +87,7 @@ impl From<Option<ptypes::Requests>> for RequestsView {
     fn from(requests: Option<ptypes::Requests>) -> Self {
         let r = requests.unwrap_or_default();
         Self {
+            count: r.count,
             iops: r.rate,
             bytes_per_second: r.throughput,
             errors: r.errors,

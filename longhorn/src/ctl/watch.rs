@@ -172,7 +172,7 @@ fn line(moment: &Moment, since: Duration) -> String {
     if let Some(activity) = &moment.activity {
         for (name, r) in [("read", &activity.reads), ("write", &activity.writes)] {
             text += &format!("  {name} {} IOPS {}", r.iops, rate_text(r.bytes_per_second));
-            if r.iops > 0 {
+            if !r.is_empty() {
                 text += &format!(" p50 {} p99 {}", time_text(r.p50), time_text(r.p99));
             }
         }
@@ -356,6 +356,20 @@ mod tests {
         let mut healthy = idle.clone();
         healthy.volume.robustness = Robustness::Healthy;
         assert!(!healthy.is_no_news(&idle));
+    }
+
+    /// Else nobody would see that each takes seconds.
+    #[test]
+    fn requests_that_are_too_few_for_a_rate_are_told_with_their_times() {
+        let mut slow = moment(0);
+        let activity = slow.activity.as_mut().unwrap();
+        activity.replicas.clear();
+        assert!(slow.is_no_news(&slow));
+        let activity = slow.activity.as_mut().unwrap();
+        activity.writes.count = 1;
+        assert!(!slow.is_no_news(&slow));
+        let text = line(&slow, Duration::from_secs(7));
+        assert!(text.contains("write 0 IOPS 0.0 MiB/s p50 90 us p99 1.2 ms  demo"), "{text}");
     }
 
     #[test]

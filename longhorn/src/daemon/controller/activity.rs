@@ -105,8 +105,9 @@ fn nanoseconds(time: Duration) -> u64 {
 
 /// A tally as the message has it.
 fn requests(tally: &Tally, window: Duration) -> ptypes::Requests {
+    let nanoseconds = window.as_nanos().max(1);
     let per_second = |n: u64| {
-        let rate = u128::from(n) * 1_000_000_000 / window.as_nanos().max(1);
+        let rate = (u128::from(n) * 1_000_000_000 + nanoseconds / 2) / nanoseconds;
         u64::try_from(rate).unwrap_or(u64::MAX)
     };
     ptypes::Requests {
@@ -118,6 +119,7 @@ fn requests(tally: &Tally, window: Duration) -> ptypes::Requests {
         p90: tally.percentile(900),
         p99: tally.percentile(990),
         p999: tally.percentile(999),
+        count: tally.count,
     }
 }
 
@@ -146,6 +148,17 @@ mod tests {
         assert_eq!(rate(looks.until(at(2500), writes(150))), (2500, 60));
         assert_eq!(rate(looks.until(at(3000), writes(200))), (1000, 100));
         assert_eq!(rate(looks.until(at(4000), writes(200))), (1000, 0));
+    }
+
+    /// A timer is late by some microseconds each time: one request a second would be none.
+    #[test]
+    fn rates_are_rounded_to_the_nearest_and_requests_counted() {
+        let start = Instant::now();
+        for (requests, window_us, rate) in [(1, 1_000_500, 1), (99, 1_006_000, 98), (1, 2_500_000, 0)] {
+            let now = start + Duration::from_micros(window_us);
+            let writes = Looks::new(start).until(now, writes(requests)).writes.unwrap();
+            assert_eq!((writes.rate, writes.count), (rate, requests), "{window_us} us");
+        }
     }
 
     #[test]
