@@ -112,8 +112,27 @@ pub(super) fn script(shell: Shell) -> Result<()> {
 /// What knows the commands and options.
 fn generated(shell: Shell) -> String {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Program::command(), "longhornctl", &mut script);
+    clap_complete::generate(shell, &mut without_hidden(&Program::command()), "longhornctl", &mut script);
     String::from_utf8_lossy(&script).into_owned()
+}
+
+/// The command with what its help tells of, for scripts: they would offer its hidden commands, too, and none can be taken out of it.
+fn without_hidden(command: &clap::Command) -> clap::Command {
+    // Clap wants names that stay. The process ends with the script.
+    let kept = |name: &str| -> &'static str { name.to_owned().leak() };
+    let told = command.get_subcommands().filter(|command| !command.is_hide_set()).map(without_hidden);
+    let mut same = clap::Command::new(kept(command.get_name()))
+        .aliases(command.get_all_aliases().map(kept).collect::<Vec<_>>())
+        .args(command.get_arguments().cloned())
+        .groups(command.get_groups().cloned())
+        .subcommands(told);
+    if let Some(about) = command.get_about() {
+        same = same.about(about.clone());
+    }
+    if let Some(version) = command.get_version() {
+        same = same.version(kept(version));
+    }
+    same
 }
 
 /// The script of fish with names where they are an option's value.
@@ -312,6 +331,18 @@ mod tests {
     fn the_root_of_the_line_counts() {
         let words = ["--root", "/r", "status", ""].map(str::to_owned);
         assert_eq!(Wish::of(&words).unwrap().root, Some("/r".into()));
+    }
+
+    /// Words that other programs say, and those that Longhorn's longhornctl has.
+    #[test]
+    fn no_shell_is_offered_what_help_hides() {
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish, Shell::Elvish, Shell::PowerShell] {
+            let script = generated(shell);
+            for word in ["preflight", "trim", "device-name", "complete-names"] {
+                assert!(!script.contains(word), "{shell}: {word}");
+            }
+            assert!(script.contains("frontend"), "{shell}");
+        }
     }
 
     #[test]
