@@ -302,7 +302,6 @@ fn wrong_command_lines_end_with_2_and_say_what_is_right() {
         (&["down"], "--all"),
         (&["down", "--all", "demo"], "--all"),
         (&["down", "demo", "--wait", "soon"], "--wait"),
-        (&["install", "systemd", "--into", "/tmp/x"], "--write"),
         (&["up", "x", "--size=1GiB", "--replicas", "21"], "20"),
         (&["up", "x", "--size=1GiB", "--replicas", "0"], "replicas"),
         (&["up", "x", "--size=1GiB", "--frontend", "floppy"], "frontend"),

@@ -453,10 +453,10 @@ fn the_schema_of_values_knows_every_setting_and_no_other() {
     }
 }
 
-/// What `install systemd --write` has written below a directory of the test's own, for this build's programs.
+/// What `install systemd` has written below a directory of the test's own, for this build's programs.
 fn written(into: &Path, root: &Path) -> std::process::Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_longhornctl"));
-    command.args(["install", "systemd", "--write"]).arg("--into").arg(into).arg("--root").arg(root);
+    command.args(["install", "systemd", "--into"]).arg(into).arg("--root").arg(root);
     command.output().unwrap()
 }
 

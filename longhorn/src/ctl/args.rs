@@ -529,8 +529,8 @@ pub(super) struct SystemdArgs {
     /// Write the files to where they belong, instead of printing them
     #[arg(long)]
     pub write: bool,
-    /// Write them below this directory, as for a package
-    #[arg(long, value_name = "DIR", requires = "write")]
+    /// Write them below this directory, as for a package; implies --write
+    #[arg(long, value_name = "DIR")]
     pub into: Option<PathBuf>,
 }
 

@@ -57,7 +57,7 @@ const PROPERTIES: [&str; 5] = [
 /// `install systemd`: prints what makes systemd start volumes, or writes it.
 pub(super) fn install(root: &Root, args: &SystemdArgs) -> Result<()> {
     let files = files(root)?;
-    if !args.write {
+    if !args.write && args.into.is_none() {
         return files.iter().try_for_each(|(path, text)| print(&format!("# {}\n{text}\n", path.display())));
     }
     let into = |path: &Path| match &args.into {
