@@ -17,7 +17,7 @@ use lh_block::{BLOCK, IoError, Op};
 use lh_wire::Status;
 
 use super::slot::{Fan, First, Stage, Why, Work};
-use super::{Output, Queue};
+use super::{Output, Queue, Sabotage};
 use crate::message::{Fault, MEMBERS_MAX, MemberId, MemberSet};
 
 /// How long a full disk waits for the others' answers before its member is reported, ns.
@@ -109,7 +109,11 @@ impl Queue {
     /// Every member has refused it. If all have done as many blocks the rest waits outside: they are equal, and what was read of
     /// those blocks is not written again. If not, the range is held.
     pub(super) fn refused_everywhere(&mut self, now: u64, s: u16, fan: &Fan, out: &mut Vec<Output>) {
-        let First::Alike(blocks) = fan.first else { return };
+        let blocks = match fan.first {
+            First::Alike(blocks) => blocks,
+            First::Differ if self.lacks(Sabotage::PartsAreAlike) => 1,
+            First::Untold | First::Differ => return,
+        };
         if !fan.need.minus(fan.back).minus(self.members.joining()).minus(fan.told).is_empty() {
             // Whose link was down while the others were asked again.
             return;

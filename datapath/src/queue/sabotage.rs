@@ -24,6 +24,8 @@ pub enum Sabotage {
     NoLease,
     /// A write that every member refused for want of space waits outside, though some have done part of it.
     FullIsUntouched,
+    /// The rest of a write for which there was no space waits outside, though members have not done as many blocks of it.
+    PartsAreAlike,
     /// What waits outside is done, whether or not its client is still there.
     NotAbandoned,
     /// What changes data is sent as soon as it has its range, without a look whether its client is still there.

@@ -465,6 +465,7 @@ sabotage! {
     reads_not_compared_with_checksums: reads_unverified true;
     reads_without_a_lease: queue Some(InQueue::NoLease);
     part_of_a_refused_write_overlooked: queue Some(InQueue::FullIsUntouched);
+    different_parts_of_a_refused_write_taken_for_alike: queue Some(InQueue::PartsAreAlike);
     epoch_not_durable: conductor InConductor { epoch_not_durable: true, ..InConductor::default() };
     in_doubt_ranges_forgotten: conductor InConductor { forget_in_doubt: true, ..InConductor::default() };
     intent_ignored: conductor InConductor { skip_intent: true, ..InConductor::default() };

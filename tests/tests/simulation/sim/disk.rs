@@ -279,6 +279,20 @@ impl Disk {
         None
     }
 
+    /// The head itself holds data in the block.
+    pub(crate) fn head_holds(&self, block: u64) -> bool {
+        matches!(self.head_cell(block), Cell::Data(_))
+    }
+
+    /// The head says that the block is zero.
+    pub(crate) fn is_marked(&self, block: u64) -> bool {
+        self.head_cell(block) == Cell::Zero
+    }
+
+    fn head_cell(&self, block: u64) -> Cell {
+        self.layers.last().and_then(|head| head.slots.get(&block)).map_or(Cell::Absent, Slot::current)
+    }
+
     /// Does something to a block. Whoever was granted the files is told if it is elsewhere then.
     fn moving<T>(&mut self, block: u64, what: impl FnOnce(&mut Self) -> T) -> T {
         let before = self.grant.is_some().then(|| self.place(block));

@@ -238,6 +238,27 @@ impl Node {
         }
     }
 
+    /// Writes up to the first hole for which there is no space, and tells how far that is; for every other hole there is. `None`: it
+    /// is not known how far, or the write is one of those of which this is not told.
+    fn write_what_has_space(&mut self, running: &Running) -> Option<Result<(Body, u32), Failure>> {
+        let (Job::Write(range), body) = (&running.job, &running.body) else { return None };
+        let blocks = blocks(*range);
+        if blocks.start.is_multiple_of(4) || blocks.clone().any(|block| self.disk.is_marked(block)) {
+            return None;
+        }
+        let has_space = |block: &u64| block.is_multiple_of(2) || self.disk.head_holds(*block);
+        let done = blocks.clone().take_while(has_space).count();
+        for (block, stamp) in blocks.clone().zip(written(body)?).take(done) {
+            self.disk.write(block, stamp);
+        }
+        let all = blocks.count();
+        Some(match u32::try_from(done).ok()? {
+            0 => Err(Failure::NoSpace),
+            _ if done == all => Ok((Body::None, 0)),
+            done => Ok((Body::None, lh_wire::in_part(done))),
+        })
+    }
+
     /// SIGSTOP and SIGCONT. Returns what waited in the sockets, to be delivered again.
     pub(crate) fn set_stopped(&mut self, stopped: bool) -> VecDeque<(ConnId, Packet)> {
         match &mut self.process {
@@ -424,11 +445,14 @@ impl Node {
             (Job::Write(_) | Job::Zero(_) | Job::Unmap(_), _)
                 if full && self.meets_the_end(running, dice) =>
             {
-                let in_part = dice.chance(300);
-                if in_part {
-                    self.carry_out_partly(running, dice);
+                if !dice.chance(300) {
+                    return Err(Failure::NoSpace);
                 }
-                Err(if in_part { Failure::FullInPart } else { Failure::NoSpace })
+                if let Some(done) = self.write_what_has_space(running) {
+                    return done;
+                }
+                self.carry_out_partly(running, dice);
+                Err(Failure::FullInPart)
             }
             (Job::Write(range), body) => {
                 let stamps = written(body).ok_or(Failure::Invalid)?;
