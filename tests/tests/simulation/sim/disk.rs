@@ -390,9 +390,8 @@ impl Disk {
     pub(crate) fn read_layer(&self, name: &str, range: Extent, merged: bool) -> Result<Vec<Cell>, Failure> {
         let at = self.layer_named(name).ok_or_else(|| Failure::Refused("no such layer".into()))?;
         let cell = |at: usize, b: u64| self.layers[at].slots.get(&b).map_or(Cell::Absent, Slot::current);
-        let at_top = at;
         let through = |b: u64| {
-            let mut at = Some(at_top);
+            let mut at = Some(at);
             while let Some(layer) = at {
                 match cell(layer, b) {
                     Cell::Absent => {
@@ -401,8 +400,7 @@ impl Disk {
                     held => return held,
                 }
             }
-            // Behind its end nothing is known.
-            if b * BLOCK < self.layers[at_top].info.length { Cell::Zero } else { Cell::Absent }
+            Cell::Zero
         };
         Ok(blocks(range).map(|b| if merged { through(b) } else { cell(at, b) }).collect())
     }
@@ -549,7 +547,6 @@ impl Disk {
             Record::Close => {
                 r.clean = true;
                 r.intent.clear();
-                self.found_marked.clear();
             }
             Record::Whole => r.whole = Some(self.boot),
             Record::Begin { generation } => {
@@ -585,12 +582,7 @@ impl Disk {
             ChainOp::Snapshot { name, .. } => self.layer_at(name).map(|_| "a snapshot of this name exists"),
             ChainOp::Expand { size, .. } => (*size <= self.size).then_some("it has that size"),
             ChainOp::Revert { name, .. } | ChainOp::MarkRemoved { name } => {
-                let is_revert = matches!(op, ChainOp::Revert { .. });
-                match self.layer_at(name) {
-                    None => Some("there is no such snapshot"),
-                    Some(at) if is_revert && self.layers[at].info.removed => Some("it is removed"),
-                    Some(_) => (is_revert && self.records.rebuilding).then_some("it is being rebuilt"),
-                }
+                self.layer_at(name).is_none().then_some("there is no such snapshot")
             }
         };
         why.map_or(Ok(()), |why| Err(Failure::Refused(why.into())))
@@ -653,9 +645,6 @@ impl Disk {
         let Some(at) = self.layer_at(name).filter(|at| self.layers[*at].info.removed) else {
             return refused("no removed snapshot has this name");
         };
-        if self.records.rebuilding {
-            return refused("it is being rebuilt");
-        }
         if self.layers.iter().filter(|l| l.info.parent == name).count() > 1 {
             return refused("several stand on it");
         }
@@ -778,7 +767,7 @@ impl Disk {
         r.kept = keep.filter(|_| based).map(|keep| Kept { unsure: keep.unsure.clone() });
         r.next = None;
         r.rebuilding = true;
-        (r.prepared, r.committed) = (None, None);
+        r.prepared = None;
         r.out.clear();
         r.missed.clear();
         let sure = |name: &String| keep.is_some_and(|keep| !keep.unsure.contains(name));

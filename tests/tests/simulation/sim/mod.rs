@@ -1,7 +1,6 @@
 //! A seeded simulation of a whole volume: engine, replicas, disks, network and clock in one thread, driving the real
 //! state machines. Everything follows from the seed; a failure prints it.
 
-mod beside;
 pub(crate) mod disk;
 pub(crate) mod engine;
 pub(crate) mod faults;
