@@ -1,7 +1,7 @@
 //! Full disks (`docs/invariants.md`, 7): not a failure, as long as all are full or space comes back.
 //!
 //! A write that every member refused before it had changed anything waits outside and begins anew; so does the rest of one of which
-//! all have done as many of the first blocks. One that some have done, or have done another part of, holds its range until all have
+//! all have done as many of the first blocks, once who is brought in sync has done these, too. One that some have done, or have done another part of, holds its range until all have
 //! done it: members may differ there. After a while the full ones are reported, unless all are full, or they are needed.
 //!
 //! A replica that is brought in sync on another disk is the way out, so nothing that waits may stand in its way: it is sent a write
@@ -106,8 +106,8 @@ impl Queue {
         }
     }
 
-    /// Every member has refused it. If all have done as many blocks the rest waits outside: they are equal, and what was read of
-    /// those blocks is not written again. If not, the range is held.
+    /// Every member has refused it. If nothing was changed anywhere it waits outside, and if all have done as many blocks the rest
+    /// does. Else the range is held.
     pub(super) fn refused_everywhere(&mut self, now: u64, s: u16, fan: &Fan, out: &mut Vec<Output>) {
         let blocks = match fan.first {
             First::Alike(blocks) => blocks,
@@ -118,13 +118,28 @@ impl Queue {
             // Whose link was down while the others were asked again.
             return;
         }
+        if blocks > 0 {
+            return self.cut_piece(now, s, blocks, out);
+        }
         self.leave_window(s, fan);
-        self.slot_mut(s).done += u64::from(blocks) * BLOCK;
         if self.unmaps(s) {
             self.conclude(now, s, Err(IoError::NoSpace), out);
         } else {
             self.put_aside(now, s, Why::Full(now + RETRY), out);
         }
+    }
+
+    /// All members have done the first blocks of a piece, and nothing of the rest: these blocks are the piece from now on, which
+    /// whoever is brought in sync has still to do, and what is left is the next one.
+    fn cut_piece(&mut self, now: u64, s: u16, blocks: u32, out: &mut Vec<Output>) {
+        let slot = self.slot_mut(s);
+        slot.piece.whole.len = u64::from(blocks) * BLOCK;
+        slot.piece.part = slot.piece.whole;
+        if let Some(fan) = slot.fan() {
+            (fan.ok, fan.full, fan.back) = (fan.told, MemberSet::EMPTY, fan.need.minus(fan.told));
+            (fan.first, fan.told) = (First::Untold, MemberSet::EMPTY);
+        }
+        self.settle(now, s, out);
     }
 
     fn unmaps(&self, s: u16) -> bool {

@@ -181,6 +181,7 @@ impl Fan {
         self.ok = self.ok.without(m);
         self.unsure = self.unsure.without(m);
         self.full = self.full.without(m);
+        self.told = self.told.without(m);
         self.back = self.back.without(m);
         self.failed = self.failed.without(m);
     }
