@@ -118,10 +118,12 @@ impl Queue {
             // Whose link was down while the others were asked again.
             return;
         }
-        if blocks > 0 {
+        if blocks > 0 && !self.lacks(Sabotage::FillersLackParts) {
             return self.cut_piece(now, s, blocks, out);
         }
         self.leave_window(s, fan);
+        // None, unless a mechanism is left out.
+        self.slot_mut(s).done += u64::from(blocks) * BLOCK;
         if self.unmaps(s) {
             self.conclude(now, s, Err(IoError::NoSpace), out);
         } else {

@@ -26,6 +26,8 @@ pub enum Sabotage {
     FullIsUntouched,
     /// The rest of a write for which there was no space waits outside, though members have not done as many blocks of it.
     PartsAreAlike,
+    /// And without waiting for whoever is brought in sync to do what members have done of it.
+    FillersLackParts,
     /// What waits outside is done, whether or not its client is still there.
     NotAbandoned,
     /// What changes data is sent as soon as it has its range, without a look whether its client is still there.

@@ -318,6 +318,13 @@ fn layers_told_in_another_order_taken_for_others() {
     noticed_in(Some(Mix::Branches), 1, "layers_told_in_another_order_taken_for_others", sabotage);
 }
 
+/// All disks have to be full in the middle of a write while a replica is filled, behind what was copied to it.
+#[test]
+fn part_of_a_refused_write_not_done_by_who_is_filled() {
+    let sabotage = Sabotage { queue: Some(InQueue::FillersLackParts), ..Sabotage::default() };
+    noticed_in(Some(Mix::Members), 1, "part_of_a_refused_write_not_done_by_who_is_filled", sabotage);
+}
+
 /// Clients have to leave at all.
 #[test]
 fn what_was_given_up_done_all_the_same() {
